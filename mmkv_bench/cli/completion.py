@@ -51,8 +51,7 @@ def _completions(before: list[str], last: str) -> list[str]:
 
 
 def _settings(before: Sequence[str], last: str) -> list[str]:
-    """Return the settings of a run that complete `last`. In a list such as `method=[full,sn`, the last element is
-    completed."""
+    """Return the settings of a run that complete `last`, in a list such as `method=[full,sn` the last element."""
     from mmkv_bench.config.compose import completions
 
     open_list = re.fullmatch(r"(?P<key>[\w.]+=)\[(?P<done>(.*,)?)(?P<part>\w*)", last)

@@ -135,8 +135,7 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
 
 
 def _measured_passes(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
-    """Return the model's measured passes in the plan's folder, and notes. If they are of another device, return a note
-    only."""
+    """Return the model's measured passes in the plan's folder, and notes. Passes on another device give only a note."""
     if not plan.out.is_dir():
         return {}, []
     assumptions = forecasts.given
@@ -169,8 +168,7 @@ def _largest_batches(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[st
 
 
 def _prefill_notes(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
-    """Return a note with the least prefill time at a prompt length, which no budget shortens; [] if the rate is
-    unknown."""
+    """Return a note with the least prefill time, which no budget shortens; [] if the rate is unknown."""
     rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
     if rate is None or decoder is None:
         return []

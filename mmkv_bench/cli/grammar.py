@@ -32,8 +32,7 @@ VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _DECLARED_VERBS
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises ConfigError instead of printing and exiting. Flags may stand anywhere between
-    names."""
+    """An argparse parser that raises ConfigError instead of exiting. Flags may stand anywhere between names."""
 
     text: Callable[[], str] | None = None
     """Returns the help, in place of argparse's."""
@@ -49,8 +48,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line's arguments. Raises ConfigError: an unknown flag, a missing or wrong value, or a missing
-        name."""
+        """Parse the arguments. Raises ConfigError: an unknown flag, a missing or wrong value, or a missing name."""
         parsed_arguments, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
         settings = getattr(parsed_arguments, "overrides", None)
         unexpected_words = (
@@ -80,8 +78,8 @@ class Parser(argparse.ArgumentParser):
         return parsed_arguments
 
     def _with_defaults(self, words: list[str]) -> list[str]:
-        """Return the words with `flag=default` for each flag whose optional value is missing. argparse would take the
-        next name for it."""
+        """Write the default behind flags whose optional value is missing, so that argparse does not take the next name
+        for it."""
         optional_value_actions = [action for action in self._actions if action.nargs == "?" and action.choices]
         action_by_flag = {flag: action for action in optional_value_actions for flag in action.option_strings}
         words_with_next = zip(words, [*words, ""][1:], strict=True)
@@ -269,8 +267,7 @@ _CHOICE_KEYS = ("method", "model", "dataset", "experiment")
 def rephrase_settings(
     program: str, words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()
 ) -> list[str]:
-    """Return the words of a command line with settings in other spellings (`--method snapkv`, `snapkv`, `64`) as
-    `key=value`.
+    """Return the words of a command line with other spellings of settings (`--method snapkv`, `64`) as `key=value`.
 
     Other words stay, but `-m` and `--multirun` are dropped unless they are in `flags`.
 
@@ -354,8 +351,7 @@ def join_sentences(*sentences: str) -> str:
 
 
 def replace_unknown_choices(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Replace each choice that does not exist by a placeholder `<key>`. Return the words, and one error message per
-    placeholder."""
+    """Replace choices that do not exist by placeholders `<key>`. Return the words, and an error message for each."""
     from mmkv_bench.config.compose import compose
 
     known_words, errors = [], []
@@ -394,8 +390,7 @@ def _setting(word: str, value: str) -> str:
 
 
 def _choice(word: str) -> str:
-    """Return the setting for a name (`snapkv`: `method=snapkv`) or a budget (`64`: `budget=64`). Other words stay
-    unchanged."""
+    """Return the setting for a name (`method=snapkv`) or a budget (`budget=64`). Other words stay unchanged."""
     if _BUDGET_PATTERN.fullmatch(word):
         return f"budget={word}"
     choice_settings = [

@@ -79,8 +79,7 @@ def refusal(error: BaseException) -> tuple[str, int] | None:
 
 
 def discard_output() -> None:
-    """Discard further output after its reader has closed the pipe, so that Python does not fail when it flushes at
-    exit."""
+    """Discard further output after its reader has closed the pipe, so that the flush at exit does not fail."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 

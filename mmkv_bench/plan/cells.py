@@ -116,8 +116,8 @@ class Cell:
         return {key: value for key, value in self.__dict__.items() if key not in excluded_fields}
 
     def config_additions(self) -> dict[str, Any]:
-        """Return what the cell adds to the configuration in its row: calibration samples, and the bytes of a budget
-        given in bytes."""
+        """Return what the configuration of the cell's row has in addition: calibration samples, and the bytes of a
+        budget."""
         calibration_values = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
         budget_bytes = None if self.budget is None else self.budget.in_bytes
         return calibration_values if budget_bytes is None else {**calibration_values, "budget_in_bytes": budget_bytes}

@@ -98,8 +98,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
 
 
 def _checked_tasks(config: RunConfig) -> dict[str, TaskSpec]:
-    """Return dataset label -> task, after checks that need no model. Libraries are kept offline if the run needs no
-    hub."""
+    """Return dataset label -> task, after checks that need no model. Keep libraries offline if no hub is needed."""
     if config.scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
@@ -127,8 +126,7 @@ def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cel
 
 
 def _default_dataset_note(datasets: Sequence[str], model: Model) -> list[str]:
-    """Return a note if the user chose a model but no dataset, because the default dataset suits only the embedded
-    model."""
+    """Return a note if the user chose a model but not a dataset. The default dataset suits only the embedded model."""
     if list(datasets) != ["pages"] or str(model.path).startswith(PACKAGE_SCHEME):
         return []
     return [
@@ -157,8 +155,7 @@ def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str,
 
 
 def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
-    """Keep the Hugging Face libraries offline if neither model nor data are on a hub. Call this before they are
-    imported."""
+    """Keep the Hugging Face libraries, not yet imported, offline if neither model nor data are on a hub."""
     from mmkv_bench.evaluation.environment import go_offline
 
     if all(spec.offline for spec in specs.values()) and Source.of(model).kind != HUB:
@@ -240,8 +237,7 @@ def _number_of_samples(spec: TaskSpec, stated: Any) -> tuple[int | None, str, st
 
 # ---------------------------------------------------------------------- samples
 def index_of(cluster: str, count: int) -> int:
-    """Return the shard (0 to `count` - 1) of all samples of a cluster, independent of the limit and the order of
-    samples.
+    """Return the shard (0 to `count` - 1) of a cluster's samples, whatever the limit and the order of samples.
 
     cluster: image, document, video or page of the samples.
     """

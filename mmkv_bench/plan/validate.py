@@ -116,8 +116,7 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
 
 
 def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
-    """Refuse kernels that do not support the model's sliding windows, recurrent states or learned sinks. Raises
-    UnsupportedError."""
+    """Raise UnsupportedError if the kernels do not support the model's sliding windows, recurrent states or sinks."""
     if family.sinks and answering.model.attention != "eager":
         raise UnsupportedError(
             f"model.attention={answering.model.attention}: {family.name} has learned sinks, which only eager attention "
@@ -313,8 +312,7 @@ def _check_values(config: RunConfig) -> None:
 
 
 def _stream(given: schema.Stream, names: Sequence[str]) -> None:
-    """Check the settings of protocol=stream, which must have their defaults without this protocol. names: the chosen
-    protocols."""
+    """Check the settings of protocol=stream. Without this protocol among `names`, they must have their defaults."""
     shares_above_one = [share for share in given.ask_at if share > 1]
     if shares_above_one:
         raise ConfigError(

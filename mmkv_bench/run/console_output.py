@@ -113,8 +113,7 @@ def _uncompressed_layers_line(family: ModelFacts) -> list[str]:
 
 
 def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
-    """Return lines with the numbers of all, stored and missing rows, then the notes. rows_done: dataset to number of
-    stored rows."""
+    """Return lines with the numbers of all, stored and missing rows, then notes. rows_done: dataset to stored rows."""
     rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
     missing_text = f"{rows - done} to make" if done < rows else "nothing to generate"
     shard = plan.answering.selection.shard
@@ -348,8 +347,7 @@ class Report:
         ]
 
     def _failure_clause(self) -> str:
-        """Return a clause with the most frequent failure. If there are others, the clause has the number of this
-        failure's rows."""
+        """Return a clause with the most frequent failure, and the number of its rows if there are others."""
         rows = self.store.responses([cell.cell for cell in self.cells], ("status", "error"))
         failures = rows.filter(pc.not_equal(rows["status"], "ok")).to_pylist()
         reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)
@@ -412,8 +410,7 @@ class Report:
         )
 
     def _cells_lacking_values(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells without a metric that has a value for every sample. metrics_of: cell to the metrics of one
-        measure."""
+        """Return the cells in `metrics_of` none of whose metrics there has a value for every sample."""
         complete_cells = {
             row["cell"]
             for row in self.metrics

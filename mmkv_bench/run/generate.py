@@ -109,15 +109,13 @@ def encode_request(
 
 
 def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | None:
-    """Return the compiled decode step if `decode=compiled`, else None. A run calls this once, because compilation is
-    slow."""
+    """Return the compiled decode step if `decode=compiled`, else None. Compilation is slow, so a run calls this once."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
 @dataclass(eq=False)
 class Answering:
-    """Answers the requests of one dataset. Each request (one sample's question) is answered by every cell that lacks
-    its row.
+    """Answers the requests of one dataset. Each request (a sample's question) is answered by all cells without its row.
 
     The rows of a sample are committed together, or one by one if cells do not share a prefill.
 
@@ -127,10 +125,10 @@ class Answering:
         done: cell to ids of samples with stored rows.
         writer: writer of rows; None stores nothing.
         after: called with all new rows of a sample, once they are committed.
-        committed: called with the number of rows of each commit.
         measures: further measures of the dataset (`specs.MEASURES`). Like fidelity, these are null under `sharing=off`.
         step: the result of `compiled_step`.
         watch: called with a request, its prompt and the results, before rows are stored.
+        committed: called with the number of rows of each commit.
     """
 
     loaded: LoadedModel
@@ -173,8 +171,7 @@ class Answering:
 
     @property
     def asks_groups(self) -> bool:
-        """Tell whether all questions about a document are asked together, as protocols require that cut the prompt
-        after the document."""
+        """Tell whether all questions about a document are asked together, as protocols that cut the prompt require."""
         return any(cell.rule.cuts for cell in self.cells)
 
     def close(self) -> None:
@@ -305,8 +302,7 @@ class Answering:
         )
 
     def _waiting(self, request: Request, document: DocumentPrompts) -> tuple[int, ...]:
-        """Return the numbers of the document's questions that this run will ask later with the same cells and decode
-        rules."""
+        """Return the numbers of the document's questions that come later with the same cells and decode rules."""
         if request.document is None:
             return ()
         rules, own_number, sample_ids = self._rules_for(request), request.document.number, request.document.sample_ids
@@ -336,8 +332,7 @@ class Answering:
             yield results
 
     def _limit_to_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
-        """Return the decode rules with the number of new tokens limited to the model's free positions. The last token
-        needs none."""
+        """Limit the number of new tokens to the model's free positions. The last token needs none."""
         max_context = self.loaded.family.max_context
         free_positions = rules.max_new_tokens if max_context is None else max_context - prompt.length + 1
         return rules if free_positions >= rules.max_new_tokens else rules.shortened(free_positions)
@@ -462,8 +457,7 @@ def prompt_row(
 
 
 def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of chat messages, with `<image>` and `<video>` in place of media. Several turns are headed by
-    their roles."""
+    """Return the text of chat messages, with `<image>` and `<video>` for media. Several turns start with their roles."""
     turn_texts = []
     for turn in messages:
         part_texts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]

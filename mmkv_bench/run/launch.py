@@ -132,8 +132,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, seen: Sequenc
 
 
 def _stopped_dataset_lines(failed: Mapping[Worker, int]) -> list[str]:
-    """Return the log lines about datasets that stopped early, if all failed processes have exit code 1. Otherwise
-    return no lines.
+    """Return log lines about datasets that stopped early, if all failed processes have exit code 1; else none.
 
     failed: failed process to exit code.
     """
@@ -221,8 +220,7 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
 
 
 def visible_devices(setting: str) -> list[str]:
-    """List this machine's devices in the form of CUDA_VISIBLE_DEVICES. The list is empty if `setting` (`model.device`)
-    is cpu."""
+    """List this machine's devices as CUDA_VISIBLE_DEVICES does, or none if `setting` (`model.device`) is cpu."""
     if setting == "cpu":
         return []
     listed_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -232,8 +230,7 @@ def visible_devices(setting: str) -> list[str]:
 
 
 def _number_of_processes(processes: int | None, devices: Sequence[str], spread: bool) -> int:
-    """Return `processes` if given, else the number of devices. A model that spans several devices (`spread`) gets one
-    process."""
+    """Return `processes` if given, else the number of devices, or 1 for a model on several devices (`spread`)."""
     if processes is None and not devices:
         raise ConfigError(
             "this machine has no device, so the number of processes cannot be derived; give --processes N"

@@ -281,8 +281,7 @@ def _generate(
 
 @contextmanager
 def _catch_dataset_error(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
-    """Run a block that works on one dataset. If the run has several, store a data or scorer error in `stopped[label]`
-    instead of raising it."""
+    """Store a data or scorer error of the block in `stopped[label]`. In a run with one dataset, raise it."""
     try:
         yield
     except (DataError, ScoringError) as error:

@@ -56,8 +56,7 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Split the cells into blocks of about `AT_ONCE` answers, in order. Yield each block while its answers are in
-        memory."""
+        """Yield the cells in blocks of about `AT_ONCE` answers, each while its answers are in memory."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
         for block in _cell_blocks(cells, self._room, AT_ONCE):
             self._held = None  # free memory before the next block is read
@@ -65,15 +64,13 @@ class Answers:
             yield block
 
     def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
-        """Split the current block of `blocks` into pieces of about `ROWS_AT_ONCE` answers. Yield each piece with its
-        response rows."""
+        """Yield pieces of about `ROWS_AT_ONCE` answers of the current block of `blocks`, with their response rows."""
         assert self._held is not None, "a block that `blocks` gave last"
         for part in _cell_blocks(block, self._counts, ROWS_AT_ONCE):
             yield part, self._held.of(*(cell.cell for cell in part))
 
     def of(self, cell: str) -> dict[str, Answer]:
-        """Map sample ids to a cell's answers, in the order of documents. A cell outside of the current block is read
-        from the store."""
+        """Map sample ids to a cell's answers, by document. A cell outside of the current block is read from the store."""
         from mmkv_bench.evaluation.samples import Answer
 
         rows_of_cell = self._held.of(cell) if self._held is not None and cell in self._held.places else None
@@ -170,8 +167,7 @@ class Measuring:
         self._full = store.responses(list(full_cell_by_protocol.values()), COLUMNS)
 
     def of(self, rows: pa.Table, dataset: str) -> Iterator[pa.Table]:
-        """Compute extra metrics of response rows, which need the columns `extra_metrics.COLUMNS`. Yield tables of
-        `samples` rows."""
+        """Yield tables of `samples` rows with extra metrics. rows: response rows with `extra_metrics.COLUMNS`."""
         slim_cells = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
         stored_scores = self._store.samples(slim_cells) if slim_cells else None
         if stored_scores is not None:

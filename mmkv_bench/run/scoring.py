@@ -112,8 +112,7 @@ def _cells_with_outdated_scores(
 def _answers_and_scores(
     store: Store, names: Sequence[str], rows: ReadOnce | None
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield (answers, scores) as two tables with cell, sample and status: once for all cells `names`, or per block of
-    cells."""
+    """Yield (answers, scores) of all cells `names`, or per block of cells: two tables with cell, sample and status."""
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
         yield rows.responses.select(columns), rows.samples
@@ -192,8 +191,7 @@ def score_dataset(
             yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
     def rows_of(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
-        """Yield the `samples` rows of a block. This is a function so that its variables are freed before the next block
-        is read."""
+        """Yield the `samples` rows of a block. A function, so that variables are freed before the next block is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
@@ -245,8 +243,7 @@ class _Scored:
                 self._keep_metric(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Replace the current cells by these. The rows then have the stored scores of those cells that are not scored
-        again."""
+        """Make `cells` the current cells. `rows` then has the stored scores of those that are not scored again."""
         cell_names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in cell_names if name in self._stale]))

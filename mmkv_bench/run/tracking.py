@@ -24,8 +24,7 @@ def tracker(logger: Logger, shard: str, store: Store) -> WandbTracker:
 
 
 def flat_config(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return a run's configuration as flat keys, plus the whole configuration under the key `run`. Lists are joined by
-    commas."""
+    """Return a configuration as flat keys (lists joined by commas), with the whole configuration under `run`."""
     return {
         "model": str(resolved["model"]["name"]),
         "weights": str(resolved["model"]["weights"]),
@@ -115,8 +114,7 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one sample's rows and send the new numbers. Numbers per cell are sent from time to time and with the last
-        sample."""
+        """Add a sample's rows and send the new numbers, those per cell from time to time and with the last sample."""
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP_COLUMNS}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
@@ -141,8 +139,7 @@ class DatasetTracker:
             self._track.log(self._cells)
 
     def _score(self) -> None:
-        """Score the answers since the last call. If the scorer fails, a warning is logged and no further scores are
-        computed."""
+        """Score the answers since the last call. If the scorer fails, log a warning and score no further answers."""
         self._new = False
         unscored_answers, self._unscored = self._unscored, []
         if self._scores is None or not unscored_answers:

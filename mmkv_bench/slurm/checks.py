@@ -48,8 +48,7 @@ def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
-    """Return the number of GPUs per node that a job requests, in either of Slurm's spellings. launcher:
-    `hydra.launcher`."""
+    """Return the number of GPUs per node that a job's `hydra.launcher` requests, in either of Slurm's spellings."""
     requests = [request.split(":") for request in str(launcher["gres"] or "").split(",")]
     counts = [int(fields[-1]) if fields[-1].isdigit() else 1 for fields in requests if fields[0] == "gpu"]
     return max(int(launcher["gpus_per_node"] or 0), sum(counts))

@@ -51,8 +51,7 @@ def sweep_lock(folder: Path) -> Iterator[None]:
 
 
 def record_jobs(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
-    """Append submitted jobs to the list in a sweep's folder. jobs: job id to what it works on (see
-    `SweepJob.subjects`)."""
+    """Append submitted jobs to the list in a sweep's folder. jobs: job id to `SweepJob.subjects`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _FILE_NAME).open("a") as file:
         for job, subjects in jobs.items():
@@ -60,8 +59,7 @@ def record_jobs(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
 
 
 def jobs_of_earlier_sweeps(folder: Path, subjects: Collection[str]) -> set[str]:
-    """Return the ids of jobs that earlier sweeps submitted from this folder for one of these subjects (see
-    `SweepJob.subjects`).
+    """Return the ids of jobs that were submitted from this folder for one of these `SweepJob.subjects`.
 
     Unreadable lines, left by a killed submission, are ignored.
     """

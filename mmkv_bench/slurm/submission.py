@@ -212,8 +212,7 @@ Split = tuple[Executor, Sequence[Callable[[], None]]]
 
 
 def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
-    """Submit arrays of jobs. Yield the ids of each array's jobs once Slurm has accepted it, to be recorded before the
-    next array.
+    """Submit arrays of jobs. Yield the jobs' ids of each array, to be recorded before the next is submitted.
 
     Args:
         arrays: executor and jobs of each array.

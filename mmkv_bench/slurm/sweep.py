@@ -66,8 +66,7 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: overrides, plan and store, the number of shards of each dataset, and the maximum hours of a
-    job."""
+    """One run of a sweep: overrides, plan, store, shards of each dataset, and the maximum hours of a job."""
 
     overrides: Sequence[str]
     plan: Plan
@@ -85,11 +84,10 @@ class Run:
         ]
 
     def missing(self, opened: bool = True) -> list[SweepJob]:
-        """Return the jobs that the run still needs: those with a sample that lacks an answer in some cell (method at a
-        budget).
+        """Return the jobs for samples that lack an answer in some cell (method at a budget). Scores alone need no job.
 
-        Datasets that only lack scores get no job. opened: whether data may be opened. If not, answers to changed
-        prompts count as done, and every shard gets a job.
+        opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a
+        job.
         """
         plan = self.plan.with_changed(changed_answers(self.plan, self.store)[0]) if opened else self.plan
         coverage, slurm_prefixes = plan.coverage(self.store), ("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/")
@@ -293,8 +291,7 @@ def _last_words(log: Path) -> str:
 
 # ---------------------------------------------------------------------- the jobs that a sweep still has to do
 def _check(scenario: str, stage: str, shard: str) -> None:
-    """Raise ConfigError for settings that a sweep on Slurm cannot split: scenario=efficiency, stage=score, or a given
-    shard."""
+    """Raise ConfigError for settings that a sweep on Slurm cannot split."""
     if scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times its cells one after another in one process; allowed with launcher=slurm: "

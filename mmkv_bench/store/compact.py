@@ -163,8 +163,7 @@ class _Packing:
         return packed(sort_by_cell(slimmed(rows) if self._slim else rows, self._order), level=level)
 
     def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
-        """Yield the contents of packed files. Each step reads about as many cells as fill one file, estimated from the
-        previous step.
+        """Yield the contents of packed files. Each step reads as many cells as should fill one file.
 
         before: the table's present files.
         """
@@ -221,8 +220,7 @@ ROWS_PER_BATCH = 1 << 10
 
 
 class _Batch(NamedTuple):
-    """Sorted rows in a temporary file: positions of first and last cell in the cell order, start and length in bytes,
-    and CRC-32."""
+    """Sorted rows in a temporary file: places of first and last cell in the order, start and bytes, and CRC-32."""
 
     first: int
     last: int
@@ -260,8 +258,7 @@ class RegroupedBlocks:
         file.flush()
 
     def of(self, cells: Sequence[str]) -> pa.Table:
-        """Return the rows of `cells`, which must be consecutive in the cell order. Rows of one cell keep their input
-        order.
+        """Return the rows of `cells`, which are consecutive in the cell order. Rows of a cell keep their input order.
 
         Raises StoreError if the temporary file fails its checksum.
         """

@@ -48,8 +48,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def try_lock(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
-    """Try to take the flock of an open file. Return True with the lock, False if another process has it, None without
-    locks."""
+    """Try to take the flock of an open file. Return False if another process has it, None without locks, else True."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -80,8 +79,7 @@ def lock_held(path: Path) -> Iterator[None]:
 
 
 def new_locked(hidden: Path) -> int:
-    """Create an empty file and lock it, so that `remove_stale` keeps it. Return its descriptor for reading and
-    appending.
+    """Create a file and lock it, so that `remove_stale` keeps it. Return a descriptor to read and append.
 
     Raises OSError.
     """

@@ -100,8 +100,7 @@ class StoreFolder:
         return len(records)
 
     def next_time(self) -> datetime:
-        """Return a commit time: now, or just after the latest one that this process has seen. So the newest row wins if
-        clocks differ."""
+        """Return a commit time: now, or just after the latest known one, so that the newest row wins if clocks differ."""
         commit_time = datetime.now(UTC)
         if self._latest is not None:
             commit_time = max(commit_time, self._latest + timedelta(microseconds=1))
@@ -179,8 +178,7 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return the current rows of `cells`, `samples` or `metrics`: those that no other file replaces (see
-        `score_files.py`).
+        """Return the rows of `cells`, `samples` or `metrics` that no other file replaces (see `score_files.py`).
 
         Args:
             cells, metrics, coded: as for `read`.
@@ -234,8 +232,7 @@ def _of_this_version(path: Path, records: Sequence[Mapping[str, Any]]) -> Sequen
 
 
 class Writer:
-    """A context manager that stores samples (answers of all cells to one question), for one thread. Made by
-    `Store.writer`."""
+    """A context manager that stores samples (all cells' answers to a question), for one thread (`Store.writer`)."""
 
     def __init__(self, store: StoreFolder, worker: str, publish_every: int) -> None:
         self._store, self._worker, self._every = store, worker, publish_every
@@ -288,7 +285,7 @@ class Writer:
             self.publish()
 
     def _add(self, rows: list[dict[str, Any]], prompt: dict[str, Any] | None) -> None:
-        """Append a sample's checked rows to the journal. Raises FileNotFoundError if the result folder is gone, else
+        """Append a sample's rows to the journal. Raises FileNotFoundError if the result folder is gone, else
         StoreError."""
         root = self._store.root
         if self._folder is not None and not os.path.samestat(self._folder, os.stat(root)):

@@ -61,8 +61,7 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
 
 
 def file_of_sample(root: Path, rows: pa.Table) -> Path:
-    """Return the path of the file for one sample's rows of `diagnostics`, named after analysis, sample and
-    measurements.
+    """Return the path for a sample's rows of `diagnostics`, named after analysis, sample and measurements.
 
     Raises StoreError unless all rows are of one sample and one analysis.
     """

@@ -59,8 +59,7 @@ ALWAYS_DROPPED = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
-    """Return rows of `responses` without the values that `schema.SLIM` lists, as for git. Running the cells again
-    restores them.
+    """Return rows of `responses` without the values of `schema.SLIM`. Running the cells again restores them.
 
     rows: all columns, one row per cell and sample.
     """
@@ -130,8 +129,7 @@ def is_packed(path: Path) -> bool:
 
 
 def similarity_order(cells: pa.Table) -> list[str]:
-    """Return the hashes of the table `cells`, sorted by `ALIKE`, so that neighbours agree in dataset, method and
-    budget."""
+    """Return cell hashes, sorted by `ALIKE`, so that neighbours agree in dataset, method and budget."""
     cell_columns = cells.select(ALIKE).combine_chunks()
     return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 

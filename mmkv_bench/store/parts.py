@@ -186,8 +186,7 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
-    """Return (start, end) of slices with about `rows` rows that do not split a cell. codes: each row's cell number,
-    sorted."""
+    """Return (start, end) of slices of about `rows` rows that split no cell. codes: each row's cell number, sorted."""
     cell_ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
     slice_ends = cell_ends[np.searchsorted(cell_ends, np.arange(rows, len(codes), rows))]
     return list(pairwise(np.unique([0, *slice_ends.tolist(), len(codes)]).tolist()))
@@ -256,8 +255,7 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
 
 
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
-    """Apply `wanted` to each row's text, once per distinct text. Return a mask, bool [rows]. The column is
-    dictionary-encoded."""
+    """Apply `wanted` once per distinct text of a dictionary-encoded column. Return a mask, bool [rows]."""
     return is_in(column, texts_of([text for text in dictionary_encoded(column).dictionary.to_pylist() if wanted(text)]))
 
 
@@ -306,8 +304,7 @@ def _columns_in(file: pq.ParquetFile, columns: Iterable[str]) -> list[str]:
 
 
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows in the form of `schema`. Missing nullable columns are filled with nulls. path: the rows' file, for
-    messages."""
+    """Return rows in the form of `schema`, with nulls for missing nullable columns. path: for messages."""
     _check_version(path, rows)
     columns_of_rows = set(rows.column_names)
     for field in schema:
@@ -377,8 +374,7 @@ def refuse_version(where: Path, version: object) -> None:
 
 
 def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Table:
-    """Return the last committed row of each group of rows that are equal in the columns `unit`, sorted by these
-    columns.
+    """Return the last committed row of each group of rows with equal columns `unit`, sorted by these columns.
 
     If commit times are equal, the later row counts.
     """

@@ -101,8 +101,7 @@ def file_in_commit(file: str, commit: str) -> str | None:
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of a git checkout, and whether its code has uncommitted changes; (None, None) without a
-    checkout."""
+    """Return a checkout's commit, and whether its code has uncommitted changes; (None, None) without a checkout."""
     try:
         if not _is_checkout(checkout):
             return None, None

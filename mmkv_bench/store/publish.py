@@ -252,8 +252,7 @@ def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]
 
 
 def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> None:
-    """Copy a published file to `stream`. Raises StoreError for a wrong size or sha256; the caller then discards the
-    file."""
+    """Copy a published file to `stream`. Raises StoreError for a wrong size or sha256; the caller discards the file."""
     shown_name, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
     for piece in source.chunks(entry.name):
         size += len(piece)
@@ -282,8 +281,7 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
-    """Yield the bytes of a file in a dataset's repository on the hub. If the user has logged in, the token is sent to
-    the hub."""
+    """Yield the bytes of a file in a dataset's repository on the hub, with the token of a user who has logged in."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -307,8 +305,7 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
 
 
 def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
-    """Yield the chunks that `read` returns, until one is empty. Raise StoreError if the server sends too slowly
-    (`PATIENCE_S`)."""
+    """Yield the chunks of `read` until one is empty. Raise StoreError if the server is too slow (`PATIENCE_S`)."""
     waited_s, received_bytes, wait_start = 0.0, 0, monotonic()
     while piece := read():
         waited_s, received_bytes = waited_s + monotonic() - wait_start, received_bytes + len(piece)

@@ -24,8 +24,7 @@ STATUSES = ("ok", "oom", "timeout", "nan", "error")
 def _column(
     doc: str, default: Any = None, *, unit: str = "", required: str = "no", counted: bool = False, **more: Any
 ) -> Any:
-    """Declare a field of `Response` with the attributes of its column (see `schema.SchemaColumn`). counted: see
-    `COUNTED`."""
+    """Declare a field of `Response` with its column's attributes (see `schema.SchemaColumn` and `COUNTED`)."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
     if default is list:
         return field(default_factory=list, metadata=metadata)
@@ -212,8 +211,7 @@ def pack_kept(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
 
 
 def unpack_kept(text: str) -> np.ndarray:
-    """Convert the text of `pack_kept` to a mask of kept entries, bool [layers, KV heads, tokens]. Raises StoreError for
-    other text."""
+    """Convert the text of `pack_kept` to a mask, bool [layers, KV heads, tokens]. Raises StoreError for other text."""
     try:
         shape, _, encoded_bits = text.partition(":")
         layers, heads, tokens = map(int, shape.split("x"))
@@ -227,8 +225,7 @@ def unpack_kept(text: str) -> np.ndarray:
 
 
 def digest_of_kept(bits: np.ndarray) -> str:
-    """Return the digest of a mask of kept entries, as in the column `kept_digest`. bits: bool [layers, KV heads,
-    tokens]."""
+    """Return the `kept_digest` of a mask of kept entries, bool [layers, KV heads, tokens]."""
     sha256 = hashlib.sha256()
     for head in bits.reshape(-1, bits.shape[-1]):
         sha256.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")

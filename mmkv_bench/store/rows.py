@@ -66,8 +66,7 @@ def known_columns(table: str, columns: Iterable[str]) -> list[str]:
 
 
 def safe_name(what: str, name: str) -> str:
-    """Return `name` if every file system accepts it as a file name, else raise StoreError. what: the kind of name, for
-    the message."""
+    """Return `name` if it is a safe file name, else raise StoreError. what: the kind of name, for the message."""
     if not _FILE_NAME.fullmatch(name):
         raise StoreError(f"{what} {name!r} cannot name a file; use letters, digits, '.', '_' and '-', at most 128")
     return name
@@ -118,8 +117,7 @@ def _describe(type: pa.DataType) -> str:
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
-    """Convert `value` to a plain Python value of the column type `type`, or raise TypeError or ValueError with the
-    value."""
+    """Convert `value` to a plain value of the column type, or raise TypeError or ValueError with the value."""
     if pa.types.is_list(type):
         if isinstance(value, list | tuple):
             return [_convert(item, type.value_type) for item in value]
@@ -202,8 +200,7 @@ _REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which compu
 
 
 def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
-    """Return a digest of a row's values, except those that the store fills. Nulls are skipped, so new columns change no
-    digest."""
+    """Return a digest of a row, without nulls and columns that the store fills, so that new columns change none."""
     values = [[name, _short(row[name])] for name in _DIGESTED_COLUMNS[table] if row[name] is not None]
     return checksum(canonical_json(values).encode())
 
@@ -292,8 +289,7 @@ _OF_OBJECTS = ("datasets", "methods", "variants")
 
 
 def refuse_malformed(rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if the column config, parameters or generation of the table `cells` has a value that no run
-    writes."""
+    """Raise StoreError if config, parameters or generation in the table `cells` have a value that no run writes."""
     for name, problem_of in (("config", _malformed), ("parameters", _no_object), ("generation", _no_object)):
         if name not in rows.column_names:
             continue

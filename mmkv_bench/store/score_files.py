@@ -167,8 +167,7 @@ class _Group(NamedTuple):
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
-    """Remove files that the batch `name` replaces: own files of `cells`, and older batches whose cells are all in
-    `cells`."""
+    """Remove files that the batch `name` replaces: own files of `cells`, and older batches of no other cells."""
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
             if path.stem in cells:
@@ -254,8 +253,7 @@ def current_rows(
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
-    """Return the rows of a cell's own file. Raises StoreError if they belong to another cell, because the file was
-    renamed."""
+    """Return the rows of a cell's own file. Raises StoreError if they belong to another cell."""
     rows = read(table, partial(_there, path), columns, None)
     if other_cells := _cell_names(rows) - {path.stem}:
         raise StoreError(

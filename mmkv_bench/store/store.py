@@ -175,8 +175,8 @@ class Store(StoreFolder):
         return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
-        """Remove the scores of samples that will be answered again, so that new answers are scored even after an
-        interrupted run.
+        """Remove the scores of samples that will be answered again, so that an interrupted run leaves no outdated
+        scores.
 
         The cells' metrics stay until scoring. samples: cell to sample ids.
         """
@@ -318,8 +318,7 @@ _KEY_COLUMNS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", 
 
 
 def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
-    """Replace the scores of some cells. Cells without new rows lose their scores. tables: `samples` and `metrics` to
-    checked rows."""
+    """Replace the scores of some cells by the rows in `tables` (`samples`, `metrics`), or remove them without rows."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
         score_files.write_batch(store.root, tables, set(cells))

@@ -104,8 +104,7 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Add cells that submitted jobs will answer to the list of planned cells. cells: hash -> (dataset, number of
-    samples).
+    """Add cells to the list of planned cells. cells: hash -> (dataset, number of samples).
 
     Raises StoreError if the list cannot be written.
     """

@@ -150,8 +150,7 @@ def tally(store: Store) -> Tally:
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
-    """Split the table of `count_answers` into the columns of `COUNTS` and a mapping from the digest of a set to its
-    sample ids."""
+    """Split the table of `count_answers` into the columns of `COUNTS`, and digest of a set -> its sample ids."""
     rows_with_ids = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
     sets_with_ids = rows.select(["samples", "ids"]).take(column_of(rows_with_ids))
     return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in sets_with_ids.columns), strict=True))
@@ -226,8 +225,7 @@ def _digests(names: list[str]) -> np.ndarray:
 
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
-    """Return the distinct first lines of error messages (shortened), and each row's index among them, or their number
-    if null."""
+    """Return the distinct first lines of error messages (shortened), and each row's index; the number of lines if null."""
     first_lines = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     first_lines = [text if len(text) <= _MESSAGE_LENGTH else text[:_MESSAGE_LENGTH] + "..." for text in first_lines]
     distinct_lines = list(dict.fromkeys(first_lines))
@@ -314,8 +312,7 @@ class Indexed:
             file_start += count
 
     def of(self, names: Collection[str]) -> pa.Table:
-        """Return the rows computed from the files `names`, sorted by file name. Raises FileNotFoundError for an unknown
-        file."""
+        """Return the rows of the files `names`, sorted by file name. Raises FileNotFoundError for an unknown file."""
         try:
             slices = [self.rows.slice(self._starts[name], self.counts[name]) for name in sorted(names)]
         except KeyError as unknown:
@@ -385,8 +382,7 @@ def _vanishing(folder: Path) -> StoreError:
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
-    """Write the index, unless the store is small. Files that changed just now are left out, because a further change
-    might not show."""
+    """Write the index, unless the store is small. Files that changed just now are left out (see `State.settled`)."""
     if len(states) < MIN_FILES and sum(state.size for state in states.values()) < MIN_BYTES:
         return
     # On a read-only file system times may say nothing about changes (see file_state).
@@ -401,8 +397,7 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
-    """Read an index. Return each file's state, and the rows computed from the files. Both are empty if the index is
-    unusable."""
+    """Read an index. Return each file's state, and the rows computed from the files; both empty if unusable."""
     try:
         with parts.open_checked(index) as file:
             rows = file.read()

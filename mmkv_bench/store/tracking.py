@@ -180,8 +180,7 @@ def _plain(name: str) -> str:
 
 
 def attempt(folder: Path, name: str) -> str:
-    """Return `name` with the lowest number appended that no wandb run of the folder has used. Safe for concurrent
-    processes."""
+    """Return `name` with the lowest number that no wandb run of the folder has used. Safe for concurrent processes."""
     attempts_folder = folder / ".attempts"
     attempts_folder.mkdir(parents=True, exist_ok=True)
     attempt_number = 1

@@ -96,7 +96,7 @@ def test_cores_are_divided_and_devices_dealt_out(tmp_path, monkeypatch):
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in dealt] == ["4", "7", "4"]
     spread = workers(["budget=16"], 2, ["0", "1", "2", "3"], tmp_path, spread=True)
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in spread] == ["0,2", "1,3"]
-    counts = [module._count(asked, ["0", "1"], spread) for asked in (None, 2) for spread in (False, True)]
+    counts = [module._number_of_processes(asked, ["0", "1"], spread) for asked in (None, 2) for spread in (False, True)]
     assert counts == [2, 1, 2, 2]
 
 

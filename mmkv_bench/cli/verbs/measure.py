@@ -41,8 +41,7 @@ def calibrate(given: argparse.Namespace) -> int:
 
 
 def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
-    """Fill in the defaults of missing options of `mmkv-bench calibrate`, drop those of other methods, and return the
-    options.
+    """Return the options of `mmkv-bench calibrate` with defaults filled in, without those of other methods.
 
     Raises ConfigError: a flag of another method, or of another source of samples (pages, a text, a dataset, released
     files).

@@ -27,8 +27,7 @@ def new(given: argparse.Namespace) -> int:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Test a method file. Return 0 if it keeps all promises of a method, 1 if it breaks one. An unusable file is
-    refused."""
+    """Test a method file. Return 0 if all promises of a method hold, else 1. An unusable file is refused."""
     if given.file.startswith("model="):
         command = f"python -m tools.check_model {given.file.removeprefix('model=')}"
         raise ConfigError(f"check takes a method file; models are checked by `{command}` in a checkout")

@@ -24,8 +24,7 @@ from mmkv_bench.secrecy import literal_secret
 
 
 def usage() -> str:
-    """Return the text of `mmkv-bench run --help`: groups with their options in conf/, keys from the schema, flags,
-    examples."""
+    """Return the text of `mmkv-bench run --help`: groups with their options, keys, flags and examples."""
     lines = [
         f"mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.",
         "",
@@ -152,8 +151,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
 
 
 def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
-    """Run the jobs in this process, also after a failed one. Return the highest exit code. jobs: (overrides,
-    configuration)."""
+    """Run all jobs (overrides, configuration) in this process, also after a failure. Return the highest exit code."""
     print(f"mmkv_bench: {len(jobs)} jobs", file=sys.stderr)
     failures: list[tuple[str, int, str]] = []
     for words, config in jobs:
@@ -174,8 +172,7 @@ def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
 def _print_sweep(
     overrides: Sequence[str], jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any] | None
 ) -> int:
-    """Print the plan of each job and the total number of prefills, and for Slurm the jobs' scripts, without opening
-    data. Return 0."""
+    """Print the plan of each job and the number of prefills, and for Slurm the scripts, without opening data. Return 0."""
     from mmkv_bench.cli.verbs.plan import print_plan
     from mmkv_bench.config.compose import compose, expand_sweep, forked
     from mmkv_bench.forecast.forecast import prefills

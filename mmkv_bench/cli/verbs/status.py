@@ -125,8 +125,7 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pace(status: Status) -> list[str]:
-    """Return a line with the writing processes, the rate, and the time left or the newest answer's age, if there are
-    any."""
+    """Return a line with the writing processes, the rate, and the time left or the newest answer's age, if any."""
     clauses = []
     if status.writers:
         processes = f"{status.writers} process{'es' * (status.writers > 1)}"

@@ -48,8 +48,7 @@ def tables(given: argparse.Namespace) -> int:
 
 
 def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
-    """Raise ConfigError for options without effect, and for combinations that no format supports. names: the requested
-    metrics."""
+    """Raise ConfigError for options without effect, and for combinations that no format supports."""
     from mmkv_bench.tables.score_text import GROUP, among
 
     score_options = [name for name in _OF_SCORES if getattr(given, name)]
