@@ -80,7 +80,7 @@ class Dispatcher:
                 self._waiting.remove(owner)
             return has_freed
 
-    def died(self, owner: int) -> None:
+    def release(self, owner: int) -> None:
         """Free the samples that the process `owner` had taken but not finished."""
         with self._changed:
             self._deaths_at_last_answer.pop(owner, None)
@@ -103,7 +103,7 @@ class Dispatcher:
                 else:
                     answer = self.take(owner, tuple(sample)) if verb == "take" else self.again(owner)
                     pipe.send_bytes(json.dumps(answer).encode())
-        self.died(owner)
+        self.release(owner)
 
 
 class SampleQueueClient:

@@ -41,36 +41,36 @@ class Worker:
     log: Path
 
 
-def launch_in_job(overrides: Sequence[str], asked: int) -> int:
+def launch_in_job(overrides: Sequence[str], requested: int) -> int:
     """Run one Slurm job of a sweep in several processes, one per device. Return the exit code.
 
     overrides: overrides of a run, which may name a shard.
-    asked: number of devices that the job requested.
+    requested: number of devices that the job requested.
 
     Raises:
         ConfigError: the job sees no device, or an error of `launch`.
         Stopped: the job got a stop signal. The processes have stored their current samples.
     """
-    visible = visible_devices("auto")[:asked]
+    visible = visible_devices("auto")[:requested]
     if not visible:
         raise ConfigError(
-            f"this job requested {asked} GPUs but sees none "
+            f"this job requested {requested} GPUs but sees none "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}); check its node's driver and "
             "hydra.launcher.setup, or give model.device=cpu"
         )
-    if len(visible) < asked:
-        print(f"mmkv_bench: the job requested {asked} GPUs but sees {len(visible)}; it uses those", file=sys.stderr)
+    if len(visible) < requested:
+        print(f"mmkv_bench: the job requested {requested} GPUs but sees {len(visible)}; it uses those", file=sys.stderr)
     with deferred():
-        return launch(overrides, seen=visible)
+        return launch(overrides, job_devices=visible)
 
 
-def launch(overrides: Sequence[str], processes: int | None = None, seen: Sequence[str] | None = None) -> int:
+def launch(overrides: Sequence[str], processes: int | None = None, job_devices: Sequence[str] | None = None) -> int:
     """Generate one run's answers in several processes, then score them unless `stage=generate`. Return the exit code.
 
     Args:
         overrides: as for `mmkv-bench run`.
         processes: number of processes; None starts one per visible device.
-        seen: devices of a Slurm job, whose overrides may name a shard. None uses this machine's devices.
+        job_devices: devices of a Slurm job, whose overrides may name a shard. None uses this machine's devices.
 
     Raises:
         ConfigError: the configuration cannot run; the overrides have a shard or `stage=score`; or `processes` is None
@@ -79,7 +79,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, seen: Sequenc
     from mmkv_bench.plan.validate import compose_checked
 
     for text in overrides:
-        if text.partition("=")[0].lstrip("+") == "shard" and seen is None:
+        if text.partition("=")[0].lstrip("+") == "shard" and job_devices is None:
             raise ConfigError(
                 f"{text}: launch divides the run itself; drop {text}, or run the shard with mmkv-bench run"
             )
@@ -96,7 +96,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, seen: Sequenc
         from mmkv_bench.run.run import carry_out
         from mmkv_bench.store.store import Store
 
-        devices = visible_devices(config.model.device) if seen is None else list(seen)
+        devices = visible_devices(config.model.device) if job_devices is None else list(job_devices)
         number_of_processes = _number_of_processes(processes, devices, spans_devices)
         plan = make_plan(config)
     store = Store(plan.out)
@@ -107,7 +107,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, seen: Sequenc
     for part in incomplete:  # once, before the processes start
         documents(part.spec, plan.limit)
     log_prefix = "process"
-    if seen is not None:  # a name for this attempt of a job, unique among all that write to one folder
+    if job_devices is not None:  # a name for this attempt of a job, unique among all that write to one folder
         job_id, restart_count = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
         log_prefix = f"job-{job_id or os.getpid()}-{restart_count or 0}-process"
     ordered_overrides = [*overrides, *_longest_first_override(plan)]
@@ -150,7 +150,7 @@ def workers(
     devices: Sequence[str],
     out: Path,
     spread: bool = False,
-    named: str = "process",
+    log_prefix: str = "process",
 ) -> list[Worker]:
     """Return the processes of a split run. This function does not start them.
 
@@ -160,7 +160,7 @@ def workers(
         devices: visible devices, assigned in turn. Without devices, the CPU cores are divided.
         out: result folder; logs go to its subfolder `logs`.
         spread: whether the model spans several devices (`model.device_map`).
-        named: prefix of the log files' names, different for each job that writes to the folder.
+        log_prefix: prefix of the log files' names, different for each job that writes to the folder.
     """
     new_workers = []
     for index in range(count):
@@ -173,11 +173,11 @@ def workers(
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
         quiet_overrides = [text for text in overrides if text.lstrip("+") != "json=true"]
         command = (*_RUN, *quiet_overrides, "stage=generate")
-        new_workers.append(Worker(name, command, environment, out / "logs" / f"{named}-{index}-of-{count}.log"))
+        new_workers.append(Worker(name, command, environment, out / "logs" / f"{log_prefix}-{index}-of-{count}.log"))
     return new_workers
 
 
-def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
+def run_all(new_workers: Sequence[Worker]) -> dict[Worker, int]:
     """Start processes, serve samples to them, and wait until all have ended. Return the failed processes with their
     exit codes.
 
@@ -186,7 +186,7 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
     is raised again.
     """
     running_processes, dispatcher = [], Dispatcher()
-    for worker in started:
+    for worker in new_workers:
         worker.log.parent.mkdir(parents=True, exist_ok=True)
         log = worker.log.open("w")
         with dispatcher.connect() as theirs:

@@ -52,13 +52,13 @@ class Inputs:
         self._next = time.monotonic() + EVERY_S
         self._stopped: ConfigError | DataError | None = None
 
-    def committed(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remember the committed rows of a sample, and call `look` when a check is due."""
+    def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remember the committed rows of a sample, and call `check` when a check is due."""
         self._rows_since_check.append(rows)
         if time.monotonic() >= self._next:
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check that no file has changed since this object was made. After a change, the rows since the last check
         become failed rows, and every call raises.
 

@@ -242,7 +242,7 @@ def _generate(
                 bar.advance(int(shares_prefill))
                 if dataset_tracker is not None:
                     dataset_tracker.add(rows)
-                inputs.committed(rows)
+                inputs.add_rows(rows)
                 check_stop()
 
             def wanted(sample: SampleRef) -> bool:
@@ -265,7 +265,7 @@ def _generate(
                 answering.close()
                 if dataset_tracker is not None:
                     dataset_tracker.close()
-                inputs.look()
+                inputs.check()
 
     worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
     with deferred(), store.writer(worker) as writer:

@@ -177,9 +177,8 @@ def score_dataset(
         return 0
     cell_rows = store.cells([cell.cell for cell in cells])
     cell_by_name = {cell.cell: cell for cell in cells}
-    cells = [
-        cell_by_name[name] for name in in_cell_order(cell_by_name, similarity_order(cell_rows))
-    ]  # in the order of packed files
+    packed_order = in_cell_order(cell_by_name, similarity_order(cell_rows))
+    cells = [cell_by_name[name] for name in packed_order]
     answers = Answers(store, list(cell_by_name))
     scored, measuring = _Scored(store, cell_rows, stale), Measuring(store, cells, answers.reach)
     del cell_rows

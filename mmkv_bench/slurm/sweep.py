@@ -307,18 +307,18 @@ def _check(scenario: str, stage: str, shard: str) -> None:
 
 
 def _group_datasets(
-    asked_for: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
+    missing_shards: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
 ) -> list[tuple[int, list[DatasetShare]]]:
     """Group datasets of the same shard into jobs of at most `most` hours, in order. Return (shard, datasets) per job.
 
     A dataset with unknown hours gets its own job.
 
-    asked_for: pairs (dataset, shard).
+    missing_shards: pairs (dataset, shard).
     hours: dataset to its hours per shard.
     """
     jobs: list[tuple[int, list[DatasetShare]]] = []
     open_job_by_shard: dict[int, tuple[list[DatasetShare], float]] = {}
-    for part, index in asked_for:
+    for part, index in missing_shards:
         hours_of_dataset = hours.get(part.dataset, math.inf)
         datasets_of_job, open_job_hours = open_job_by_shard.get(index, ([], math.inf))
         total_hours = open_job_hours + hours_of_dataset
@@ -331,14 +331,14 @@ def _group_datasets(
     return jobs
 
 
-def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
-    """Return the shards with one of the samples `wanting`; all shards if this is unknown without opening the data.
+def _shards(part: DatasetShare, missing_samples: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
+    """Return the shards with one of the samples `missing_samples`; all shards if this is unknown without opening the data.
 
     count: number of shards.
     opened: whether data may be opened.
     """
     opened = part.spec.is_pages or (opened and part.counted == "data")
-    if not wanting or count == 1 or not opened:
-        return set(range(count)) if wanting else set()
+    if not missing_samples or count == 1 or not opened:
+        return set(range(count)) if missing_samples else set()
     refs = sample_refs(part.spec, plan.limit)
-    return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}
+    return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in missing_samples}

@@ -137,8 +137,8 @@ class GrowingScoreFile:
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
         """Yield each metric's rows and their cells. A metric with many rows is split by cell.
 
-        The rows of the cells `beside` are added to each part, but these cells are not in its set. Text columns are
-        dictionary-encoded; `schema_version` and `dataset` are left out.
+        Rows of the cells `beside` from other parts are added to each part, but these cells are not in its set. Text
+        columns are dictionary-encoded; `schema_version` and `dataset` are left out.
         """
         text_columns = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         column_names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
