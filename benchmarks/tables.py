@@ -181,7 +181,7 @@ def scored(count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="mmkv_bench_tables_") as folder:
         store, spec, cells = made_store(Path(folder), count)
         from mmkv_bench.evaluation.documents import documents
-        from mmkv_bench.run.scoring import score_dataset, unscored
+        from mmkv_bench.run.scoring import cells_to_score, score_dataset
 
         docs = documents(spec, SAMPLES)
         answers = {ref.sample_id: Answer("1.", "ok", ref.doc_id, docs.prompt_hashes[ref.doc_id]) for ref in docs.refs}
@@ -190,8 +190,8 @@ def scored(count: int) -> dict[str, float]:
         all_cells = timed(lambda: found.append(score_dataset(store, spec, cells)))
         if found != [count]:
             raise SystemExit(f"error: {found} cells of {count} were scored")
-        idle = timed(lambda: unscored(store, cells))
-        if unscored(store, cells):
+        idle = timed(lambda: cells_to_score(store, cells))
+        if cells_to_score(store, cells):
             raise SystemExit("error: cells are left to score")
     alone = timed(lambda: score(spec, answers, SAMPLES), 5)
     loop, scorer = _floor(spec, docs)

@@ -90,7 +90,7 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
     """Return the plan of a run of one method and budget; the plan's dataset is not used. The arguments are those of
     `MMKV`."""
     from mmkv_bench.plan.planner import make_plan
-    from mmkv_bench.plan.validate import validated
+    from mmkv_bench.plan.validate import compose_checked
 
     model_settings = {name: value for name, value in settings.items() if name in keys(Model)}
     run_settings = {name: value for name, value in settings.items() if name in _OF_RUN}
@@ -102,7 +102,9 @@ def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[st
     run = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | run_settings
     method_settings = {"methods": {method: parameters}} if parameters else {}
     plan = make_plan(
-        validated([*words(run), *words({"model": model_settings} if model_settings else {}), *words(method_settings)])
+        compose_checked(
+            [*words(run), *words({"model": model_settings} if model_settings else {}), *words(method_settings)]
+        )
     )
     if len(plan.cells) != 1:
         raise ConfigError(

@@ -149,11 +149,11 @@ def evaluate(
         >>> print(make_table(rows))  # doctest: +SKIP
     """
     from mmkv_bench.plan.planner import make_plan
-    from mmkv_bench.plan.validate import validated
+    from mmkv_bench.plan.validate import compose_checked
     from mmkv_bench.run.run import carry_out
 
     named = {"model": model, "method": method, "budget": budget, "dataset": dataset}
-    config = validated(words({key: value for key, value in named.items() if value is not None} | overrides))
+    config = compose_checked(words({key: value for key, value in named.items() if value is not None} | overrides))
     plan = make_plan(config)
     with contextlib.nullcontext() if verbose else contextlib.redirect_stdout(io.StringIO()):
         code = carry_out(plan)

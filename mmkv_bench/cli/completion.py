@@ -20,15 +20,15 @@ def script(shell: str = "", *more: str) -> str:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Return the completions of a command line. words: one string, the line up to the cursor with the program's name."""
+    """Return the completions of a command line. words: one string, the program's name and all up to the cursor."""
     line = words[0] if words else ""
     words_before = line.split()[1:]
     last_word = "" if not words_before or line[-1:].isspace() else words_before.pop()
     opening_quote = last_word[:1] if last_word[:1] in ("'", '"') else ""
-    return [opening_quote + text for text in _offered(words_before, last_word.removeprefix(opening_quote))]
+    return [opening_quote + text for text in _completions(words_before, last_word.removeprefix(opening_quote))]
 
 
-def _offered(before: list[str], last: str) -> list[str]:
+def _completions(before: list[str], last: str) -> list[str]:
     """Return the verbs, flags, choices and settings that begin with `last` and may follow the words `before`."""
     if not before and "=" not in last and not last.startswith("-"):
         verbs = [f"{verb} " for verb in VERBS if verb.startswith(last)]
@@ -51,8 +51,7 @@ def _offered(before: list[str], last: str) -> list[str]:
 
 
 def _settings(before: Sequence[str], last: str) -> list[str]:
-    """Return the settings of a run that complete `last`. In a list such as `method=[full,sn`, only the last element is
-    completed."""
+    """Return the settings of a run that complete `last`, in a list such as `method=[full,sn` the last element."""
     from mmkv_bench.config.compose import completions
 
     open_list = re.fullmatch(r"(?P<key>[\w.]+=)\[(?P<done>(.*,)?)(?P<part>\w*)", last)

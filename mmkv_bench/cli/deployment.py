@@ -1,5 +1,5 @@
-"""The deployment tables of `mmkv-bench plan scenario=efficiency`: from measured rows, else from a dry run, else from
-forecasts."""
+"""The deployment tables of `mmkv-bench plan scenario=efficiency`: measured costs, or else those of a dry run or a
+forecast."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 def deployment_of(
     plan: EfficiencyPlan, forecasts: Forecast, peaks: Sequence[CellPeaks], scores: Sequence[str]
 ) -> list[Table]:
-    """Return the deployment tables: one for each kind and length of prompts, with `full` first at each batch size.
+    """Return one deployment table per kind and length of prompts. The full cache comes first at each batch size.
 
-    forecasts: costs by arithmetic from shapes.
+    forecasts: costs computed from the model's shapes.
     peaks: memory peaks of a dry run, empty without one.
-    scores: folders with scored rows, whose scores are shown beside the costs. Other folders are refused.
+    scores: folders with scored rows. Scores of the planned model are shown beside the costs.
     """
-    passes, notes = _measured(plan, forecasts)
+    passes, notes = _measured_passes(plan, forecasts)
     losses: list[ScoreLoss] = []
     for folder in scores:
         losses += (losses_of_folder := score_losses(build(load(folder)), folder))
@@ -56,7 +56,7 @@ def deployment_of(
         if plan.model.name not in models:
             warning = f"{folder} has scores of {', '.join(models) or 'no model'}, none of {plan.model.name}; no column shows it."
             notes = [*notes, Note(warning, Rank.WARNING)]
-    largest_batches = _largest(plan, forecasts) if passes else {}
+    largest_batches = _largest_batches(plan, forecasts) if passes else {}
     peaks_by_cell = {(one.cell, one.tokens, one.visual_tokens > 0, one.batch): one for one in peaks if one.peaks}
     tables = []
     for (prompts, tokens), group in groupby(forecasts.datasets, lambda one: (one.dataset, one.tokens)):
@@ -88,15 +88,20 @@ def deployment_of(
         device = ", ".join({setting.device: None for setting in used_measurements} or [forecasts.given.device])
         setting = Setting(plan.model.name, device, prompts, tokens, plan.pass_config.batch_prefill)
         disturbance_notes = [note for rows in used_measurements.values() for note in rows.notes]
-        table_notes = [*notes, *disturbance_notes, *_prefill(forecasts, tokens, plan.cells), *_ragged(plan.cells)]
+        table_notes = [
+            *notes,
+            *disturbance_notes,
+            *_prefill_notes(forecasts, tokens, plan.cells),
+            *_ragged_notes(plan.cells),
+        ]
         tables.append(deployment_table(setting, [*options.values()], losses, forecasts.given.memory, table_notes))
     return tables
 
 
 def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
-    """Return a line of the deployment table: one cell (method at a budget) at the length and batch of a forecast.
+    """Return a line of the deployment table: a method at a budget, at the length and batch of a forecast.
 
-    peak: the cell's memory peaks in a dry run, whose bytes replace the forecast's.
+    peak: memory peaks in a dry run, which replace the forecast's bytes.
     """
     line = next(
         (line for line in one.lines if line.label == str(cell.budget or "full") and cell.method in line.methods), None
@@ -129,11 +134,8 @@ def _option(cell: Cell, one: DatasetForecast, peak: CellPeaks | None) -> Option:
     return Option(key, cell.method, str(cell.budget or "all"), one.sequences, **estimates)
 
 
-def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
-    """Return the measured passes of the plan's model in its result folder, and notes.
-
-    If the passes were not all measured on the planned device, return no passes and a note.
-    """
+def _measured_passes(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Setting, Measured], list[Note]]:
+    """Return the model's measured passes in the plan's folder, and notes. Passes on another device give only a note."""
     if not plan.out.is_dir():
         return {}, []
     assumptions = forecasts.given
@@ -152,11 +154,8 @@ def _measured(plan: EfficiencyPlan, forecasts: Forecast) -> tuple[Mapping[Settin
     ]
 
 
-def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int], Estimate]:
-    """Map (cell, prompt length) to the largest batch that passes of `batch=max` measured.
-
-    Empty if the passes had another memory limit than the planned one.
-    """
+def _largest_batches(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int], Estimate]:
+    """Map (cell, prompt length) to the largest batch that `batch=max` measured; empty if the memory limits differ."""
     if plan.memory_limit not in (None, forecasts.given.memory) and forecasts.given.memory is not None:
         return {}
     rows = Store(plan.out).timings([cell.cell for cell in plan.cells])
@@ -168,8 +167,8 @@ def _largest(plan: EfficiencyPlan, forecasts: Forecast) -> dict[tuple[str, int],
     return {key: Estimate(float(most)) for key, most in zip(keys, lines["largest_batch"], strict=True)}
 
 
-def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
-    """Return a note with the least prefill time at a prompt length, which no budget shortens; [] if the rate is unknown."""
+def _prefill_notes(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[Note]:
+    """Return a note with the least prefill time, which no budget shortens; [] if the rate is unknown."""
     rate, decoder = forecasts.given.rate, forecasts.sizes.decoder
     if rate is None or decoder is None:
         return []
@@ -186,9 +185,8 @@ def _prefill(forecasts: Forecast, tokens: int, cells: Sequence[Cell]) -> list[No
     ]
 
 
-def _ragged(cells: Sequence[Cell]) -> list[Note]:
-    """Return a note if methods among these cells (methods at their budgets) let heads keep different numbers of entries, else
-    nothing."""
+def _ragged_notes(cells: Sequence[Cell]) -> list[Note]:
+    """Return a note if methods at a budget let heads or layers keep different numbers of entries, else nothing."""
     ragged_methods = dict.fromkeys(
         cell.method
         for cell in cells

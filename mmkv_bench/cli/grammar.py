@@ -1,8 +1,8 @@
 """The grammar of all verbs: `mmkv-bench <verb> [names] [key=value ...] [--flag value]`.
 
-Names are folders, datasets or methods. key=value is the configuration of a run, which Hydra composes. Flags belong to the
-verb. A flag with several values takes them with commas (`--metric anls,fidelity`), or is repeated. Messages say how settings in
-other spellings are written (`--method snapkv`, `method snapkv` or `snapkv 64`).
+Names are folders, datasets or methods. key=value is the configuration of a run, which Hydra composes. Flags belong to
+the verb. A flag with several values takes them with commas (`--metric anls,fidelity`), or is repeated. For settings in
+other spellings (`--method snapkv`, `snapkv 64`), a message says how to write them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ VERBS: dict[str, dict[str, Any]] = {name: verb for name, verb in _DECLARED_VERBS
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises ConfigError instead of printing and exiting. Flags may stand before, between and after
-    names."""
+    """An argparse parser that raises ConfigError instead of exiting. Flags may stand anywhere between names."""
 
     text: Callable[[], str] | None = None
-    """A function that returns the help, in place of argparse's."""
+    """Returns the help, in place of argparse's."""
     example = ""
     """The first example of the verb."""
 
@@ -49,11 +48,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments of a command line.
-
-        Raises:
-            ConfigError: an unknown flag, a flag with a missing or wrong value, or a missing name.
-        """
+        """Parse the arguments. Raises ConfigError: an unknown flag, a missing or wrong value, or a missing name."""
         parsed_arguments, unknown = self.parse_known_intermixed_args(self._with_defaults(list(arguments)))
         settings = getattr(parsed_arguments, "overrides", None)
         unexpected_words = (
@@ -63,10 +58,10 @@ class Parser(argparse.ArgumentParser):
         )
         if unexpected_words and settings is not None:
             valued_flags = [flag for action in self._actions if action.nargs is None for flag in action.option_strings]
-            rephrased_words = rephrased(self.prog, arguments, self._option_string_actions, valued_flags)
+            rephrased_words = rephrase_settings(self.prog, arguments, self._option_string_actions, valued_flags)
             if not {*unexpected_words} & {*rephrased_words}:
                 raise ConfigError(
-                    f"{unexpected_words[0]!r} is not written so; write {written(self.prog, rephrased_words)}"
+                    f"{unexpected_words[0]!r} is not written so; write {command_line_text(self.prog, rephrased_words)}"
                 )
             unexpected_words = [word for word in unexpected_words if word in rephrased_words]
         for word in unexpected_words:
@@ -83,10 +78,8 @@ class Parser(argparse.ArgumentParser):
         return parsed_arguments
 
     def _with_defaults(self, words: list[str]) -> list[str]:
-        """Return the words with `flag=default` in place of each flag whose value is optional and missing.
-
-        Otherwise argparse would take a name after the flag for its value.
-        """
+        """Write the default behind flags whose optional value is missing, so that argparse does not take the next name
+        for it."""
         optional_value_actions = [action for action in self._actions if action.nargs == "?" and action.choices]
         action_by_flag = {flag: action for action in optional_value_actions for flag in action.option_strings}
         words_with_next = zip(words, [*words, ""][1:], strict=True)
@@ -102,7 +95,6 @@ class Parser(argparse.ArgumentParser):
         return sorted(flag for action in self._actions for flag in action.option_strings if flag.startswith("--"))
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError with argparse's message."""
         example = f"for example `{self.example}`" if self.example else f"see `{self.prog} --help`"
         raise ConfigError(f"{message.removeprefix('argument ')}; {example}")
 
@@ -110,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         return self.text() if self.text is not None else super().format_help()
 
     def add(self, name: str, stated: Mapping[str, Any]) -> None:
-        """Add an argument to the parser. name, stated: its name and its properties in `verbs.yaml`."""
+        """Add an argument. name, stated: its name and its properties in `verbs.yaml`."""
         keywords = dict(stated)
         if argument_kind := keywords.pop("kind", None):
             keywords["action"] = _ACTION_BY_KIND[argument_kind]
@@ -133,7 +125,6 @@ class Listed(argparse.Action):
     def __call__(
         self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
     ) -> None:
-        """Append the comma-separated values of one occurrence of the flag to the namespace."""
         texts = [text for text in str(values).split(",") if text]
         if not texts:
             raise ConfigError(f"{option_string} has no value; write one, or several with commas: {option_string} a,b")
@@ -161,17 +152,19 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
             program = line.rpartition("`")[2]
             sweep_flag = [] if "sweep" in program else ["-m"]  # other verbs write a list in brackets
             try:
-                words_after_verb = rephrased(
+                words_after_verb = rephrase_settings(
                     program, [*sweep_flag, *(word for word in words_after_verb if word != "--slurm")]
                 )
             except ConfigError as error:
                 raise ConfigError(f"{first_word!r} is not a verb; {answer.format(words='')}. {error}") from None
-        words_after_verb, errors = (words_after_verb, []) if "sweep" in line else checked(words_after_verb)
+        words_after_verb, errors = (
+            (words_after_verb, []) if "sweep" in line else replace_unknown_choices(words_after_verb)
+        )
         settings = "".join(f" {word if '<' in word else shlex.quote(word)}" for word in words_after_verb)
-        raise ConfigError(f"{first_word!r} is not a verb; {joined(*errors, answer.format(words=settings))}")
-    rephrased_words = rephrased(PROGRAM, arguments)
+        raise ConfigError(f"{first_word!r} is not a verb; {join_sentences(*errors, answer.format(words=settings))}")
+    rephrased_words = rephrase_settings(PROGRAM, arguments)
     if all("=" in word for word in rephrased_words):
-        raise ConfigError(f"{first_word!r} is not a verb; write {written(PROGRAM, rephrased_words)}")
+        raise ConfigError(f"{first_word!r} is not a verb; write {command_line_text(PROGRAM, rephrased_words)}")
     suggestion = nearest(first_word, VERBS)
     if not suggestion.startswith(SIMILAR):
         suggestion = f"`{PROGRAM} --help` lists the verbs, and settings of a run are written key=value"
@@ -195,7 +188,7 @@ def reader(name: str) -> tuple[Callable[[argparse.Namespace], int], Parser]:
 
 # ---------------------------------------------------------------------- values of flags
 MOST = 1_000_000
-"""Largest count on a command line. A larger number is a typing error and would not end."""
+"""Largest count on a command line. A larger number would be a typing error."""
 
 
 def count(text: str) -> int:
@@ -243,7 +236,7 @@ _CONFIGURATION: dict[str, dict[str, Any]] = {
     },
     "--json": {"kind": "flag", "help": "end stdout with one JSON document"},
 }
-"""The arguments of verbs that compose a run's configuration."""
+"""Arguments of the verbs that compose a run's configuration."""
 _ACTION_BY_KIND: dict[str, Any] = {"flag": "store_true", "list": Listed, "append": "append"}
 _TYPE_BY_NAME: dict[str, Callable[[str], Any]] = {
     one.__name__.lower(): one for one in (int, float, Path, count, not_negative, amount, rows_folder)
@@ -252,7 +245,7 @@ _TYPE_BY_NAME: dict[str, Callable[[str], Any]] = {
 
 
 def overrides_of(given: argparse.Namespace) -> list[str]:
-    """Return the overrides of the configuration in a parsed command line, including those that its flags stand for."""
+    """Return the overrides of the configuration in a parsed command line, with those that its flags stand for."""
     overrides = list(given.overrides)
     for text in given.config_dir or ():
         if not text or not Path(text).is_dir():
@@ -271,13 +264,12 @@ _SWEEP_FLAGS = ("-m", "--multirun")
 _CHOICE_KEYS = ("method", "model", "dataset", "experiment")
 
 
-def rephrased(
+def rephrase_settings(
     program: str, words: Sequence[str], flags: Collection[str] = (), valued: Collection[str] = ()
 ) -> list[str]:
-    """Return the words of a command line with settings in other spellings (`--method snapkv`, `snapkv`, `64`) written
-    `key=value`.
+    """Return the words of a command line with other spellings of settings (`--method snapkv`, `64`) as `key=value`.
 
-    Other words stay unchanged, but `-m` and `--multirun` are dropped unless they are in `flags`.
+    Other words stay, but `-m` and `--multirun` are dropped unless they are in `flags`.
 
     Args:
         program: the program with its verb.
@@ -285,8 +277,7 @@ def rephrased(
         valued: the flags whose value is the next word.
 
     Raises:
-        ConfigError: a word whose translation depends on more than the word. The message says what to type for it, with the
-            other words as settings.
+        ConfigError: a word that has no such form. The message says what to write, with the other words as settings.
     """
     remaining_words, result = [word for word in words if word not in _SWEEP_FLAGS or word in flags], list[str]()
     answers: list[str] = []
@@ -332,38 +323,35 @@ def rephrased(
             result.append(_choice(word))
     if answers:
         unknown_flags += [word for word in result if word.startswith("-") and word.partition("=")[0] not in flags]
-        known_words, errors = checked([word for word in result if word not in unknown_flags])
+        known_words, errors = replace_unknown_choices([word for word in result if word not in unknown_flags])
         errors += [f"unknown flag {word.split()[0].partition('=')[0]!r}" for word in unknown_flags]
         other_words_sentence = (
             [f"The other words are written {_line(program, known_words)}"]
             if any("=" in one for one in known_words)
             else []
         )
-        raise ConfigError(joined(*dict.fromkeys([*answers, *errors]), *other_words_sentence))
+        raise ConfigError(join_sentences(*dict.fromkeys([*answers, *errors]), *other_words_sentence))
     return [*result, *(part for pair in unknown_flags for part in pair.split())]
 
 
-def written(program: str, words: Sequence[str]) -> str:
-    """Return the command line that these settings make, as text. program: the program with its verb.
+def command_line_text(program: str, words: Sequence[str]) -> str:
+    """Return the command line of these settings as text. program: the program with its verb.
 
-    Raises ConfigError if a choice (such as a method) does not exist; the message shows the command line with placeholders.
+    Raises ConfigError if a choice (such as a method) does not exist; the message has a placeholder for it.
     """
-    known_words, errors = checked(words)
+    known_words, errors = replace_unknown_choices(words)
     if errors:
-        raise ConfigError(joined(*errors, f"With an existing choice, write {_line(program, known_words)}"))
+        raise ConfigError(join_sentences(*errors, f"With an existing choice, write {_line(program, known_words)}"))
     return _line(program, words)
 
 
-def joined(*sentences: str) -> str:
-    """Join sentences to one text, with periods between them. After a question mark there is no period."""
+def join_sentences(*sentences: str) -> str:
+    """Join sentences to one text, with periods between them, but none after a question mark."""
     return ". ".join(sentences).replace("?. ", "? ")
 
 
-def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Replace the value of each choice that does not exist by a placeholder `<key>`.
-
-    Return the changed words, and one error message per choice that was replaced.
-    """
+def replace_unknown_choices(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Replace choices that do not exist by placeholders `<key>`. Return the words, and an error message for each."""
     from mmkv_bench.config.compose import compose
 
     known_words, errors = [], []
@@ -380,7 +368,7 @@ def checked(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _line(program: str, words: Sequence[str]) -> str:
-    """Return a command line between backticks, with its words quoted for a shell. Placeholders are not quoted."""
+    """Return a command line between backticks, quoted for a shell except placeholders."""
     return re.sub(r"'(\w+=<\w+>)'", r"\1", f"`{shlex.join([*program.split(), *words])}`")
 
 
@@ -402,8 +390,7 @@ def _setting(word: str, value: str) -> str:
 
 
 def _choice(word: str) -> str:
-    """Return the setting that chooses a name (`snapkv`: `method=snapkv`) or a budget (`64`: `budget=64`). Other words stay
-    unchanged."""
+    """Return the setting for a name (`method=snapkv`) or a budget (`budget=64`). Other words stay unchanged."""
     if _BUDGET_PATTERN.fullmatch(word):
         return f"budget={word}"
     choice_settings = [

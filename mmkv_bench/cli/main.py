@@ -1,8 +1,8 @@
 """`mmkv-bench` and `python -m mmkv_bench`: the verb, then its words. Without a verb it is `run`.
 
-Nothing heavy is imported before the request has been checked. So a mistake costs a second and one sentence on stderr, exit
-code 2, and no file. A user's errors become one sentence on stderr and an exit code, never a traceback. Output has no control
-characters for the terminal, because names in rows may come from anybody.
+Heavy packages are imported only after the command has been checked. A user's mistake costs a second and gives one
+sentence on stderr and exit code 2, never a traceback or a file. Control characters in output are escaped, because names
+in rows may come from anybody.
 """
 
 from __future__ import annotations
@@ -33,32 +33,28 @@ _LESS_MEMORY = (
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> int:
-    """Call `work(arguments)` and return the exit code. An error is printed as one sentence on stderr, with --json also as
-    JSON.
+def run_guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> int:
+    """Call `work(arguments)` and return the exit code. An error becomes one sentence on stderr, with --json also JSON.
 
     Exit codes: 0 done, 1 failed while working, 2 refused, 130 interrupted, 128 + n ended by signal n.
     """
     as_json = "--json" in arguments or "json=true" in arguments
     try:
         check_output()
-        with _harmless_output():
+        with _sanitized_stdout():
             return work(arguments)
     except BrokenPipeError:  # the reader of the output has closed it, as `| head` does
-        closed_output()
+        discard_output()
         return 0
     except (Exception, KeyboardInterrupt, Stopped) as error:
         sentence_and_code = refusal(error)
         if sentence_and_code is None:
             raise
     sentence, exit_code = sentence_and_code
-    print(f"mmkv_bench: {_harmless(sentence)}", file=sys.stderr)
+    print(f"mmkv_bench: {_escape_controls(sentence)}", file=sys.stderr)
     if as_json:
-        print(
-            json.dumps(
-                {"status": "interrupted" if exit_code >= 128 else "error", "exit_code": exit_code, "error": sentence}
-            )
-        )
+        status = "interrupted" if exit_code >= 128 else "error"
+        print(json.dumps({"status": status, "exit_code": exit_code, "error": sentence}))
     return exit_code
 
 
@@ -82,25 +78,23 @@ def refusal(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def closed_output() -> None:
-    """Discard all further output after its reader has closed the pipe. Otherwise Python would fail when it flushes output at
-    exit."""
+def discard_output() -> None:
+    """Discard further output after its reader has closed the pipe, so that the flush at exit does not fail."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
 
 
-def _harmless(text: str) -> str:
-    """Return a text with control characters replaced by escapes."""
+def _escape_controls(text: str) -> str:
     return _CONTROL_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class SanitizingStream:
-    """A text stream that writes control characters as escapes. All other attributes are the wrapped stream's."""
+    """A text stream that escapes control characters. All other attributes are the wrapped stream's."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
 
     def write(self, text: str) -> int:
-        self.stream.write(_harmless(text))
+        self.stream.write(_escape_controls(text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -112,14 +106,11 @@ class SanitizingStream:
 
 
 @contextmanager
-def _harmless_output() -> Iterator[None]:
-    """Make standard output a `SanitizingStream` while a verb works."""
+def _sanitized_stdout() -> Iterator[None]:
+    """Make standard output a `SanitizingStream` during the block."""
     original_stdout = sys.stdout
-    sanitized: Any = (
-        original_stdout
-        if original_stdout is None or isinstance(original_stdout, SanitizingStream)
-        else SanitizingStream(original_stdout)
-    )
+    keeps_stdout = original_stdout is None or isinstance(original_stdout, SanitizingStream)
+    sanitized: Any = original_stdout if keeps_stdout else SanitizingStream(original_stdout)
     sys.stdout = sanitized
     try:
         yield
@@ -129,14 +120,14 @@ def _harmless_output() -> Iterator[None]:
 
 
 def clear_screen() -> None:
-    """Clear the terminal, past the `SanitizingStream`, which would escape the control characters."""
+    """Clear the terminal, past the `SanitizingStream`."""
     stream = sys.stdout.stream if isinstance(sys.stdout, SanitizingStream) else sys.stdout
     stream.write("\x1b[H\x1b[2J")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 0 done, 1 failed while working, 2 refused, 130 interrupted."""
-    return guarded(list(sys.argv[1:] if argv is None else argv), _main)
+    """Run a command line and return the exit code of `run_guarded`."""
+    return run_guarded(list(sys.argv[1:] if argv is None else argv), _main)
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -159,7 +150,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def overview() -> str:
-    """Return the text of `mmkv-bench --help`: every verb with its summary."""
+    """Return the text of `mmkv-bench --help`."""
     width = max(map(len, VERBS)) + 3
     verb_lines = "\n".join(f"  {name:<{width}}{verb['summary']}" for name, verb in VERBS.items())
     return f"""\

@@ -19,7 +19,7 @@ from mmkv_bench.efficiency.search import PassOutcome
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.load import computing_with, threads_for
 from mmkv_bench.plan.cells import stored_rows
-from mmkv_bench.run.tracking import described, summarise, tracker
+from mmkv_bench.run.tracking import flat_config, summarise, tracker
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.store import Store
 
@@ -48,7 +48,7 @@ def run(config: RunConfig) -> int:
     print(plan_summary(plan, len(todo)), flush=True)
     if todo:
         if track is not None:
-            track.start(described(plan.resolved, plan.cells))
+            track.start(flat_config(plan.resolved, plan.cells))
         is_finished = False
         try:
             number_of_passes = _measure(plan, store, outcomes, track)

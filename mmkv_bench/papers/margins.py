@@ -43,7 +43,7 @@ from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
 from mmkv_bench.papers.non_score_metrics import has_numbers
 from mmkv_bench.papers.printed import Printed, of_table
 from mmkv_bench.statistics.metric_kinds import lower_is_better
-from mmkv_bench.store.provenance import committed
+from mmkv_bench.store.provenance import file_in_commit
 
 FILE = "results/reference/margins.yaml"
 NO_EFFECT = "no effect"
@@ -99,7 +99,7 @@ def versions() -> tuple[MarginsVersion, ...]:
 def unjudged(commit: str | None) -> str:
     """Return the reason why rows of a commit are not judged; "" if they are judged."""
     margins_here, latest_version = _here(), versions()[-1]
-    text = committed(FILE, commit) if commit else None
+    text = file_in_commit(FILE, commit) if commit else None
     if text is None:
         return f"it is unknown which margins its commit ({(commit or 'none')[:12]}) had"
     committed_margins: Mapping[str, Any] = read_yaml(text) or {}

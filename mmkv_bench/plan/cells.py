@@ -1,5 +1,8 @@
-"""Cells of a configuration. A cell is one (model, dataset, method, budget, protocol, reading, seed). Its hash covers only what
-its answers depend on, so a larger `limit`, another shard or one more method reuses its rows."""
+"""The cells of a configuration: all combinations of model, dataset, method, budget, protocol, reading and seed.
+
+The hash of a cell covers only what its answers depend on. Runs with a larger `limit`, another shard or more methods
+thus reuse stored rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from mmkv_bench.protocols import StreamSettings
 
 Node = Mapping[str, Any]
-"""A method of a configuration: its parameters and parts as plain values."""
+"""A method's settings in a configuration, as plain values."""
 
 _PROMPT_SETTINGS = ("min_pixels", "max_pixels", "max_prompt_tokens")
 _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity only if they are set
@@ -34,15 +37,14 @@ _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity only if
 
 @dataclass(frozen=True)
 class DatasetIdentity:
-    """What a dataset adds to the identity of a cell.
+    """Facts about a dataset that a cell's hash covers.
 
     Attributes:
         fingerprint: checksum of the content.
-        prompt: what shapes a prompt (lmms-eval task, prompt texts, version).
+        prompt: what shapes a prompt, such as the lmms-eval task and the prompt texts.
         generation: generation settings.
-        context: `context_key` of the dataset. Part of the identity only if the protocol cuts the prompt.
-        questions: `questions_key` of the dataset. Part of the identity only if the protocol cuts the prompt, because
-            with such a key `query_agnostic` compresses once per document.
+        context, questions: `context_key` and `questions_key` of the dataset. The hash covers both only if the protocol
+            cuts the prompt after the document.
     """
 
     fingerprint: str
@@ -60,8 +62,8 @@ class Identity:
         model_fingerprint: checksum of weights, configuration and processor files.
         model_revision: commit on the hub; None for local folders.
         dtype: resolved dtype, such as `float32`.
-        datasets: name -> identity, for every chosen dataset.
-        cost: bytes of the model's state, None if its shape is unknown. Only budgets in bytes need it; it is in no hash.
+        datasets: name to facts, for every chosen dataset.
+        cost: bytes of the model's state, for budgets given in bytes; None if unknown. No hash covers this.
     """
 
     model_fingerprint: str
@@ -75,9 +77,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: a model, dataset, method, budget, protocol, reading and seed, with the objects that run it.
+    """A method at one budget, with model, dataset, protocol, reading and seed, and the objects that run it.
 
-    All fields but `compressor`, `budget` and `calibrations` are the identity columns of its row in the table `cells`.
+    All fields but `compressor`, `budget` and `calibrations` are columns of the table `cells`.
     """
 
     cell: str
@@ -109,31 +111,30 @@ class Cell:
     calibrations: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def row(self) -> dict[str, Any]:
-        """Return the cell's row of the table `cells`, with the identity columns only. The runner adds configuration and
-        provenance."""
+        """Return the cell's identity columns of the table `cells`."""
         excluded_fields = ("compressor", "budget", "calibrations")
         return {key: value for key, value in self.__dict__.items() if key not in excluded_fields}
 
-    def told(self) -> dict[str, Any]:
-        """Return what the cell adds to the configuration in its row: the data behind its method's calibrations, and the bytes
-        of a budget given in bytes."""
+    def config_additions(self) -> dict[str, Any]:
+        """Return what the configuration of the cell's row has in addition: calibration samples, and the bytes of a
+        budget."""
         calibration_values = {"calibrations": dict(self.calibrations)} if self.calibrations else {}
         budget_bytes = None if self.budget is None else self.budget.in_bytes
         return calibration_values if budget_bytes is None else {**calibration_values, "budget_in_bytes": budget_bytes}
 
     @property
     def rule(self) -> protocols.Protocol:
-        """Return the object of the cell's protocol: which part of a prompt is prefilled, reduced and fed again."""
+        """Return the cell's protocol: which parts of a prompt are prefilled, compressed and fed again."""
         return protocols.protocol(self.protocol)
 
     @property
     def stream(self) -> protocols.StreamSettings:
-        """Return the cell's settings for protocol=stream; the defaults if it has none."""
+        """Return the cell's settings of protocol=stream, or the defaults."""
         return protocols.StreamSettings(**json.loads(self.generation).get("stream") or {})
 
     @property
     def label(self) -> str:
-        """Name of the cell among the cells of a dataset, for messages and the card: `snapkv@64 strict seed=1`."""
+        """Name of the cell among a dataset's cells, such as `snapkv@64 strict seed=1`."""
         label_parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
         label_parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
         label_parts += [self.reading] if self.reading not in (None, "paper") else []
@@ -144,7 +145,7 @@ class Cell:
 def stored_rows(
     cells: Iterable[Cell], resolved: Mapping[str, Any], provenance: Mapping[str, Any], prompt_format: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return rows of the table `cells`, one per cell, to be stored by a run.
+    """Return rows of the table `cells`, one per cell.
 
     resolved: the run's configuration (`RunConfig.resolved`).
     provenance: the result of `identity.provenance`.
@@ -153,18 +154,18 @@ def stored_rows(
     origin_columns = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights", "weights_file")
     common_columns = {key: provenance[key] for key in origin_columns} | {"prompt_format": prompt_format}
     return [
-        cell.row() | common_columns | {"config": json.dumps({**resolved, **cell.told()}, sort_keys=True)}
+        cell.row() | common_columns | {"config": json.dumps({**resolved, **cell.config_additions()}, sort_keys=True)}
         for cell in cells
     ]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A built method of a run under one reading: as the paper's text says, or as its released code does.
+    """A built method under one reading: as the paper's text says, or as its released code does.
 
-    plain: the effective node (see `build.identity_form`), with the checksums of the calibrations that were used.
+    plain: the settings that run (see `build.identity_form`), with the checksums of used calibrations.
     decoding: text of a decode policy that the user set.
-    calibrations: checksum -> description of the samples of that calibration.
+    calibrations: checksum of each used calibration to a description of its samples.
     """
 
     name: str
@@ -181,10 +182,10 @@ class Method:
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method of a configuration, not built yet, under one reading: as the paper's text says, or as its released code does.
+    """A method of a configuration under one reading, not built yet.
 
-    node: parameters and parts with the run's overrides.
-    default: parameters and parts without them.
+    node: settings with the run's overrides.
+    default: settings without overrides.
     """
 
     name: str
@@ -194,11 +195,11 @@ class MethodEntry:
 
 
 def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = None) -> list[MethodEntry]:
-    """Return the methods and variants of a run, `full` first.
+    """Return the methods and variants of a run under each of their readings, the full cache first.
 
     Args:
         config: methods, variants, readings and baseline of the run.
-        defaults: name -> node without overrides, for every chosen method, every variant's base and `full`; None: read the files.
+        defaults: name to settings without overrides, for all names of `bases`. None reads the files.
 
     Raises:
         ConfigError: a variant that its base does not allow, or two methods of one name.
@@ -211,7 +212,7 @@ def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = N
             raise ConfigError(f"variants.{name} has the name of a method of this run; give the variant another name")
         base_name = str(changes["base"])
         node_and_default_by_name[name] = (
-            _variant(changes, config.methods.get(base_name, defaults[base_name])),
+            _variant_node(changes, config.methods.get(base_name, defaults[base_name])),
             defaults[base_name],
         )
     chosen_full = [name for name, (node, _) in node_and_default_by_name.items() if node["base"] == FULL]
@@ -232,33 +233,29 @@ def method_entries(config: MethodConfig, defaults: Mapping[str, Node] | None = N
 def expand(
     grid: GridConfig, identity: Identity, entries: Sequence[MethodEntry], lacking: list[str] | None = None
 ) -> tuple[list[Cell], list[str]]:
-    """Return all cells of a run, and notes about cells that turned out to be equal.
-
-    A cell is one combination of dataset, protocol, method, reading, budget and seed for the run's model.
+    """Return all cells of a run, and notes for the user.
 
     Args:
         grid: datasets, protocols, budgets and seeds of the run.
-        identity: facts that the hash covers besides the configuration.
+        identity: facts outside the configuration.
         entries: the run's methods.
-        lacking: filled by this function: one sentence per method whose calibration is missing. The hashes of such a method's
-            cells belong to no run.
+        lacking: this function adds a sentence per method without its calibration. The hashes of such a method's cells
+            match no run. None raises CalibrationError instead.
 
     Returns:
-        Cells without duplicates, sorted by dataset, protocol, method (`full` first), reading, budget, seed and `ask_at` of a
-        stream.
-        Notes: one sentence per pair of spellings or names that are the same cell, per method that reading=released does not
-            change, and per budget in bytes.
+        Cells without duplicates, ordered by dataset, protocol, method, budget, seed and `ask_at` of a stream.
+        Notes about cells that are equal, methods that reading=released does not change, and budgets in bytes.
 
     Raises:
-        ConfigError: two cells with one name, a method that cannot be built.
-        CalibrationError: `lacking` is None, and a calibrated method has no artefact of this model.
+        ConfigError: two cells have one name, or a method cannot be built.
+        CalibrationError: a calibrated method has no artefact of this model.
     """
     artefacts = Calibrations(grid.answering.model.name, identity.model_fingerprint)
     methods = build_methods(entries, artefacts, identity.dtype, lacking)
     budgets = list(dict.fromkeys(Budget.parse(value, identity.cost) for value in grid.budget))
     seeds = list(dict.fromkeys(grid.seed))
     cells: dict[str, Cell] = {}
-    note_set = {note: None for method in methods if (note := _without_release(method))}
+    note_set = {note: None for method in methods if (note := _no_released_values_note(method))}
     state_bytes = identity.cost.beside if identity.cost else 0
     state_clause = f", when {state_bytes:,} bytes of windows and recurrent states are paid" if state_bytes else ""
     for one in budgets:
@@ -281,8 +278,8 @@ def expand(
     return list(cells.values()), list(note_set)
 
 
-def _without_release(method: Method) -> str | None:
-    """Return a note if a method runs under reading=released but its file has no values of the released code; else None."""
+def _no_released_values_note(method: Method) -> str | None:
+    """Return a note if reading=released changes no parameter of a method; else None."""
     if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
         return None
     return f"reading=released changes no parameter of {method.name}, whose file has no released values (see docs/methods.md)"
@@ -302,30 +299,29 @@ def build_methods(
     methods = []
     for entry in entries:
         try:
-            methods.append(_built(entry, calibrations, dtype))
+            methods.append(_build(entry, calibrations, dtype))
         except CalibrationError as error:
             if lacking is None:
                 raise
             lacking += [str(error)] * (str(error) not in lacking)
             if calibrations is not None:
                 calibrations.taken()  # what this method read belongs to no other
-            methods.append(_built(entry, None, dtype))
+            methods.append(_build(entry, None, dtype))
     return methods
 
 
 def bases(methods: Iterable[str], variants: Mapping[str, Node]) -> list[str]:
-    """Return the names of all method files whose defaults a run needs: those of chosen methods, of variants' bases, and
-    `full`."""
+    """Return the names of the method files that a run reads: of its methods, of its variants' bases, and `full`."""
     return list(dict.fromkeys([*map(str, methods), *(str(node["base"]) for node in variants.values()), FULL]))
 
 
-def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | None) -> Method:
+def _build(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | None) -> Method:
     name, node, default, reading = entry.name, entry.node, entry.default, entry.reading
-    as_it_runs = under_reading(name, node, reading, default)
-    compressor = compressor_of(name, as_it_runs, reading, calibrations)
-    effective_node = identity_form(as_it_runs, compressor, dtype)
-    is_tuned = node != default and _identity_of(effective_node) != _identity_of(
-        _untouched(entry, effective_node, compressor, dtype)
+    node_that_runs = under_reading(name, node, reading, default)
+    compressor = compressor_of(name, node_that_runs, reading, calibrations)
+    effective_node = identity_form(node_that_runs, compressor, dtype)
+    is_tuned = node != default and _hashed_settings(effective_node) != _hashed_settings(
+        _default_identity_form(entry, effective_node, compressor, dtype)
     )
     used_checksums = {} if calibrations is None else calibrations.taken()
     decoding = str(compressor.decoding) if node.get(DECODING) != default.get(DECODING) else None  # as written
@@ -337,13 +333,13 @@ def _built(entry: MethodEntry, calibrations: Calibrations | None, dtype: str | N
     )
 
 
-def _untouched(
+def _default_identity_form(
     entry: MethodEntry, plain: Mapping[str, Any], compressor: Compressor, dtype: str | None
 ) -> Mapping[str, Any]:
-    """Return the effective node of a method without the run's parameters, to find out which parameters were tuned.
+    """Return the identity form of a method without the run's parameters, which shows whether the run tuned the method.
 
-    The choice of a file or press is no tuning. If the method cannot be built without arguments, return `plain`, so that
-    nothing counts as tuned.
+    A chosen file or press is not tuning. If the method cannot be built without arguments, return `plain`, which counts
+    as untuned.
     """
     name, default, reading = entry.name, entry.default, entry.reading
     code_parameters = OUTSIDE.get(str(default["base"]))
@@ -358,8 +354,8 @@ def _untouched(
         return plain
 
 
-def _variant(changes: Node, base: Node) -> Node:
-    """Return the node of a variant: the node of its base (with the run's overrides), changed by `changes`."""
+def _variant_node(changes: Node, base: Node) -> Node:
+    """Return a variant's settings: those of `base`, which has the run's overrides, changed by `changes`."""
     # a decode policy is replaced whole: two policies have different parameters
     base_node = {**base, DECODING: None} if DECODING in changes else base
     return merged(base_node, {key: value for key, value in changes.items() if key != "base"})
@@ -401,7 +397,7 @@ def _cell(
             "prompt": {**dataset_identity.prompt, **given_document_keys},
         },
         "generation": generation,
-        "method": _identity_of(method.plain),
+        "method": _hashed_settings(method.plain),
         "budget": None if budget is None else [budget.kind, budget.entries, budget.fraction_text],
         "protocol": protocol,
         "reading": reading,
@@ -447,8 +443,8 @@ def _cell(
     )
 
 
-def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an effective method node that can change answers, which the hash covers."""
+def _hashed_settings(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that can change answers, which the hash covers."""
     if plain.get("base") == FULL:
         return {"base": FULL}
     return {key: value for key, value in plain.items() if key not in ("reading", "released", "later", "about")}

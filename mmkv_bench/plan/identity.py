@@ -1,4 +1,4 @@
-"""Facts that a cell's hash covers besides the configuration: about model files, datasets and installed packages."""
+"""Facts that a cell's hash covers besides the configuration: model files, datasets and installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmkv_bench.families.facts import full_state_bytes, kv_bytes_per_token, mode
 from mmkv_bench.models.files import is_gguf
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
-from mmkv_bench.plan.validate import no_cuda
+from mmkv_bench.plan.validate import no_cuda_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,18 +28,17 @@ _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "
 
 
 UNKNOWN = "unknown"
-"""Fingerprint of something that an outline could not read; cells with it have the hash of no run."""
+"""Fingerprint of something that could not be read. The hash of a cell with this value matches no run."""
 
 
 def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
-    """Return everything that planning needs besides the configuration: checksums of model and datasets, dtype, versions, bytes
-    of the model's state.
-
-    Datasets other than pages are opened for their checksums.
+    """Return the facts that planning needs besides the configuration. Datasets other than pages are opened for their
+    checksums.
 
     specs: dataset label -> task.
 
-    Raises ConfigError: the model is missing or of an unsupported family, or the commit of a hub id cannot be determined.
+    Raises ConfigError: the model is missing or of an unsupported family, or the commit of a hub id cannot be
+    determined.
     """
     source = Source.of(model)
     fingerprint, commit = source.fingerprint()
@@ -50,15 +49,14 @@ def gather(model: Model, specs: Mapping[str, TaskSpec]) -> Identity:
         dtype=dtype,
         datasets={name: dataset_identity(spec) for name, spec in specs.items()},
         cost=cost_of(source.described, dtype),
-        **_installed(),
+        **_library_versions(),
     )
 
 
 def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
     """Return the facts of `gather` without a connection and without opening data.
 
-    Facts that neither the configuration nor the model's files state are taken from the newest cells of a store. If these lack
-    a fact, it is UNKNOWN.
+    Facts that the configuration and local model files lack are taken from the newest stored cells, or else are UNKNOWN.
 
     specs: dataset label -> task.
     stored: the store's table `cells`.
@@ -69,10 +67,8 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
     newest_row_of_model: dict[str, Any] = {row["model"]: row for row in rows}.get(model.name, {})
     stored_fingerprints = {row["dataset"]: row["dataset_fingerprint"] for row in rows}
     if fingerprint is None:
-        fingerprint, commit = (
-            newest_row_of_model.get("model_fingerprint", UNKNOWN),
-            newest_row_of_model.get("model_revision"),
-        )
+        fingerprint = newest_row_of_model.get("model_fingerprint", UNKNOWN)
+        commit = newest_row_of_model.get("model_revision")
     if model.dtype == "auto" and described is None:
         dtype = newest_row_of_model.get("dtype", UNKNOWN)
     else:
@@ -81,15 +77,15 @@ def outline(model: Model, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Id
         name: dataset_identity(spec, None if spec.is_pages else stored_fingerprints.get(name, UNKNOWN))
         for name, spec in specs.items()
     }
-    return Identity(fingerprint, commit, dtype, datasets=datasets, cost=cost_of(described, dtype), **_installed())
+    return Identity(
+        fingerprint, commit, dtype, datasets=datasets, cost=cost_of(described, dtype), **_library_versions()
+    )
 
 
 def provenance(model: Model, dtype: str) -> dict[str, Any]:
-    """Return the columns of the table `cells` that say on what a run computes: code, versions, device.
+    """Return the columns of the table `cells` about code, versions, device and weights of a run.
 
-    dtype: precision of the run.
-
-    Raises ConfigError: model.device=cuda without a CUDA device. The message states the memory of the weights.
+    dtype: precision of the run. Raises the errors of `usable_device`.
     """
     from mmkv_bench.store.provenance import collect
 
@@ -98,26 +94,24 @@ def provenance(model: Model, dtype: str) -> dict[str, Any]:
 
 
 def state_cost(family: ModelFacts, dtype: str) -> StateCost:
-    """Return the bytes of a model's state: of one entry per KV head in all compressed layers, and of windows and recurrent
-    states."""
+    """Return the bytes of a model's state: of one entry per KV head in all compressed layers, and of windows and
+    recurrent states."""
     return StateCost(kv_bytes_per_token(family, dtype), full_state_bytes(family, dtype))
 
 
 def cost_of(described: Any, dtype: str) -> StateCost | None:
-    """Return `state_cost` of a model, or None if its shape or its precision is unknown. described: from `Source.described`."""
+    """Return `state_cost`, or None if shape or precision is unknown. described: from `Source.described`."""
     return None if described is None or dtype == UNKNOWN else state_cost(model_facts(described), dtype)
 
 
-def _installed() -> dict[str, str]:
+def _library_versions() -> dict[str, str]:
     from mmkv_bench.store.provenance import version
 
     return {name: version(name) or "none" for name in ("torch", "transformers")}
 
 
 def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
-    """Return what a dataset adds to the identity of its cells.
-
-    The number of samples is not part of it, so a run with a larger `limit` reuses stored rows.
+    """Return the facts about a dataset that its cells' hashes cover. The number of samples is not one of them.
 
     fingerprint: checksum of the content; None computes it.
     """
@@ -140,23 +134,21 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
 def usable_device(model: Model, dtype: str) -> str:
     """Return the kind of device (`cpu`, `cuda`) on which a run generates.
 
-    Raises ConfigError: model.device=cuda without a CUDA device (the message states the memory of the weights), or an error of
-    `check_meant`.
+    Raises ConfigError: model.device=cuda without a CUDA device, or an error of `check_meant`.
     """
     check_meant(model.device)
     device = devices.kind_of(model.device)
     if model.device != "cuda" or device == "cuda":
         return device
-    raise no_cuda(model, dtype)
+    raise no_cuda_error(model, dtype)
 
 
 def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
-    """Return the dtype in which a model will be loaded.
-
-    `auto` is the dtype in the model's configuration, or else that of its first stored weight; float32 for a GGUF file.
+    """Return the dtype in which a model will be loaded. `auto` is the dtype in the model's configuration, or else of
+    its first stored weight.
 
     config: from `Source.described`.
-    path: folder or hub id; None for random weights.
+    path: folder or hub id; None for random weights. A GGUF file gives float32.
     """
     if setting != "auto":
         return setting

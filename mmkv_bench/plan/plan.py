@@ -1,7 +1,6 @@
-"""The plan of a run: typed facts derived from a configuration before a model is loaded, and its coverage by a store.
+"""The plan of a run: facts derived from a configuration before a model is loaded, and which of its rows are stored.
 
-Everything that runs, counts or shows a configuration starts from a plan: `run`, `launch`, `score`, `plan`, the public API.
-A command makes one plan (`planner.py`) and passes it on.
+Commands make one plan (`planner.py`) and pass it on.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ COLUMNS = ("cell", "sample_id", "status", "measured")
 
 @dataclass(frozen=True)
 class DatasetShare:
-    """One dataset's part of a plan: its task, its cells, and the ids of its samples within limit and shard, in order.
+    """One dataset of a plan: task, cells, and ids of the samples within limit and shard, in order.
 
     Attributes:
         name: name in the configuration.
         dataset: label in rows and tables.
         about: `about` of the dataset's file.
-        changed: cell -> ids of samples whose rows `retry=[changed]` makes again.
-        counted: source of the samples: `data`, `documented` (the number of samples that the dataset's file states, without
-            opening the data), or `unknown` (then there are no samples).
+        changed: cell -> ids of samples that `retry=[changed]` answers again.
+        counted: source of the samples: `data`, `documented` (their number is from the dataset's file), or `unknown` (no
+            samples).
     """
 
     name: str
@@ -57,19 +56,18 @@ class DatasetShare:
 
 
 class Coverage:
-    """Which answers of a plan are stored: per cell and sample a status, or no row.
+    """Which answers of a plan are stored.
 
     Args:
-        rows: rows of the table `responses`, at least with `COLUMNS`.
-        retry: statuses that do not count as done (`retry` of a run).
+        rows: rows of the table `responses`, with at least `COLUMNS`.
+        retry: statuses whose rows count as missing (`retry` of a run).
     """
 
     def __init__(self, rows: pa.Table, retry: Collection[str] = ()) -> None:
         self.rows, self.retry = rows, tuple(retry)
 
     def statuses(self, part: DatasetShare) -> np.ndarray:
-        """Return the status of each cell and sample of a dataset, int8 [cells, samples]: -1 without a row, else an index of
-        `STATUSES`."""
+        """Return statuses, int8 [cells, samples]: an index of `STATUSES`, or -1 without a row."""
         cells = [cell.cell for cell in part.cells]
         statuses = np.full([len(cells), len(part.samples)], -1, np.int8)
         cell, sample, status = (
@@ -81,7 +79,7 @@ class Coverage:
         return statuses
 
     def answered(self, part: DatasetShare) -> np.ndarray:
-        """Tell which rows of a dataset are stored, bool [cells, samples]. Rows that `retry` repeats do not count."""
+        """Return which rows are stored and not to be repeated by `retry`, bool [cells, samples]."""
         statuses = self.statuses(part)
         is_answered = statuses >= 0
         for status in self.retry:
@@ -94,30 +92,24 @@ class Coverage:
         return is_answered
 
     def done(self, part: DatasetShare) -> dict[str, set[str]]:
-        """Map each cell of a dataset to the ids of the samples whose answers are stored.
-
-        Rows with a status in `retry` do not count.
-        """
+        """Map each cell to the ids of its samples in `answered`."""
         samples = np.array(part.samples, object)
         return {cell.cell: set(samples[row]) for cell, row in zip(part.cells, self.answered(part), strict=True)}
 
     def count(self, part: DatasetShare) -> int:
-        """Return the number of stored rows of a dataset. Rows that `retry` repeats do not count."""
+        """Return the number of rows in `answered`."""
         return int(self.answered(part).sum())
 
     def missing(self, part: DatasetShare) -> int:
-        """Return the number of samples of a dataset that lack an answer in at least one cell."""
+        """Return the number of samples that lack an answer in at least one cell."""
         return int((~self.answered(part)).any(0).sum())
 
     def left(self, part: DatasetShare) -> int:
-        """Return the number of answers of a dataset that are not stored yet, one per cell and sample."""
+        """Return the number of missing answers, one per cell and sample."""
         return int((~self.answered(part)).sum())
 
     def ok(self, cells: Collection[str]) -> dict[str, int]:
-        """Map each of these cells to its number of answers with status ok.
-
-        Cells without any are left out.
-        """
+        """Map each of these cells to its number of answers with status ok. Cells with none are left out."""
         cell_names = sorted(cells)
         cell_of_row = places(self.rows["cell"], pa.array(cell_names, pa.string()))
         is_ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
@@ -125,25 +117,25 @@ class Coverage:
         return {name: int(count) for name, count in zip(cell_names, ok_rows_per_cell, strict=True) if count}
 
     def failed(self, part: DatasetShare) -> int:
-        """Return the number of failed rows of a dataset, whichever run made them."""
+        """Return the number of failed rows."""
         return int((self.statuses(part) > 0).sum())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is known about a run before its model is loaded: settings, cells, and datasets with their samples.
+    """What is known about a run before its model is loaded: settings, cells, and datasets with their samples.
 
     Attributes:
         out: folder of the run's rows.
         stage: `generate`, `score` or `both`.
         answering: settings for answering samples.
         judge, logger, primary, json: settings of the configuration.
-        retry: statuses of stored rows that do not count as done.
+        retry: statuses of stored rows that count as missing.
         resolved: the configuration for rows and trackers, with datasets under their labels.
-        entries: the methods.
-        cells: all cells, sorted by dataset. A cell is one model, dataset, method, budget, protocol, reading and seed.
+        entries: the methods, not built.
+        cells: all cells (one model, dataset, method, budget, protocol, reading and seed each), sorted by dataset.
         parts: the datasets, with their cells and the samples that this process answers.
-        notes: sentences to print, about merged cells and about what an outline could not read.
+        notes: sentences to print.
         family: facts about the model; None if an outline could not read its files.
         uncalibrated: for an outline, a sentence per method that lacks its calibration.
     """
@@ -166,7 +158,8 @@ class Plan:
 
     @classmethod
     def of(cls, config: RunConfig, entries: Sequence[MethodEntry], cells: Sequence[Cell], **facts: Any) -> Self:
-        """Return the plan of a configuration whose methods and cells are known. facts: the other fields of the plan."""
+        """Return the plan of a configuration. facts: the plan's fields that come from neither `config` nor the other
+        arguments."""
         return cls(
             out=Path(config.out).expanduser(),
             stage=config.stage,
@@ -184,7 +177,7 @@ class Plan:
 
     @property
     def model(self) -> Model:
-        """Settings of the model in the run's configuration."""
+        """Settings of the model."""
         return self.answering.model
 
     @property
@@ -204,11 +197,8 @@ class Plan:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Provenance columns of the cells' rows (code, versions, device).
-
-        Computed on request, because this looks for the device and only a run that makes rows needs it. Raises the errors of
-        `check_device`.
-        """
+        """Columns about code, versions and device. Computed when needed, because this looks for the device. Raises the
+        errors of `check_device`."""
         return identities.provenance(self.model, self.cells[0].dtype)
 
     def check_device(self) -> None:
@@ -216,10 +206,7 @@ class Plan:
         identities.usable_device(self.model, self.cells[0].dtype)
 
     def check_machine(self) -> None:
-        """Raise an error if this machine lacks a device, a compiler or an attention kernel that the plan needs.
-
-        Raises ConfigError or UnsupportedError.
-        """
+        """Raise ConfigError or UnsupportedError if this machine lacks the plan's device, compiler or attention kernel."""
         from mmkv_bench.compression.flash import check  # torch
 
         self.check_device()
@@ -228,33 +215,27 @@ class Plan:
         check(self.model.attention, devices.kind_of(self.model.device), self.cells[0].dtype, is_compiled)
 
     def load(self) -> LoadedModel:
-        """Load the plan's model and return it. Raises the errors of `Source.load`, and of `Source.confirm` if files changed
-        since planning."""
+        """Load the plan's model. Raises the errors of `Source.load`, and of `Source.confirm` if files changed since
+        planning."""
         source = Source.of(self.model)
         loaded = source.load()
         source.confirm(self.cells[0].model_fingerprint)
         return loaded
 
     def coverage(self, store: Store, rows: pa.Table | None = None) -> Coverage:
-        """Return which rows of the plan a store has. Rows that `retry` repeats count as missing.
-
-        rows: rows of the plan's cells, if they were read already (see `Coverage`).
-        """
+        """Return which rows of the plan a store has. rows: stored rows of the plan's cells, if read already."""
         plan_rows = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
         return Coverage(plan_rows, self.retry)
 
     def unanswered(self, store: Store) -> int:
-        """Return the number of samples that lack a row in some cell.
-
-        After a split run it is 0 unless a process failed.
-        """
+        """Return the number of samples that lack a row in some cell, whatever `retry` says."""
         coverage = Coverage(store.responses(self.names, COLUMNS, coded=True))
         return sum(coverage.missing(part) for part in self.parts)
 
     def at_stage(self, stage: str) -> Plan:
-        """Return a copy of the plan with another `stage` (generate, score or both)."""
+        """Return a copy of the plan with another `stage`."""
         return replace(self, stage=stage, resolved={**self.resolved, "stage": stage})
 
     def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
-        """Return a copy of the plan that generates some stored answers again. changed: cell -> ids of samples."""
+        """Return a copy of the plan that answers some samples again. changed: cell -> ids of samples."""
         return replace(self, parts=[replace(part, changed=changed) for part in self.parts])

@@ -1,4 +1,4 @@
-"""Functions that make plans from a configuration's datasets, model and methods, without loading weights or drawing pages."""
+"""Makes plans from configurations, without loading weights or drawing pages."""
 
 from __future__ import annotations
 
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Return the plan of a validated configuration.
+    """Return the plan of a validated configuration. Data other than pages are opened if their content is not known
+    otherwise.
 
-    The model's files are read, but weights are not loaded. Data are opened if their content is not known otherwise. No page
-    is drawn.
-
-    Raises MMKVError: a model or data that cannot be had, or methods or protocols that do not work with them.
+    Raises MMKVError: a missing model or dataset, or methods or protocols that do not work with them.
     """
     from mmkv_bench.datasets.sources import preflight
 
@@ -49,14 +47,15 @@ def make_plan(config: RunConfig) -> Plan:
         preflight(spec)
     quiet_libraries()
     dataset_names = list(config.datasets)
-    config = config.labelled(spec_by_label).updated(limit=reaching(config.selection, spec_by_label).limit)
+    config = config.labelled(spec_by_label).updated(limit=with_limit_for_ids(config.selection, spec_by_label).limit)
     identity, methods = identities.gather(config.model, spec_by_label), method_entries(config.method_config)
     cells, notes = expand(config.grid, identity, methods)
-    notes += _unchosen(dataset_names, config.model)
+    notes += _default_dataset_note(dataset_names, config.model)
     family = model_facts(Source.of(config.model).described)
     _check(config, spec_by_label, cells, family)
     dataset_parts = [
-        _part(name, spec, cells, config) for name, spec in zip(dataset_names, spec_by_label.values(), strict=True)
+        _dataset_share(name, spec, cells, config)
+        for name, spec in zip(dataset_names, spec_by_label.values(), strict=True)
     ]
     return Plan.of(config, methods, cells, parts=dataset_parts, notes=notes, family=family)
 
@@ -64,8 +63,8 @@ def make_plan(config: RunConfig) -> Plan:
 def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     """Return the plan of a validated configuration as far as it is known without a connection and without opening data.
 
-    If part of a cell's identity is unknown (`identity.UNKNOWN`), its hash matches no run, but labels and the number of cells
-    are right.
+    If a fact is unknown (`identity.UNKNOWN`), hashes of cells match no run, but labels and the number of cells are
+    right.
 
     facts: fields of `Identity` from stored rows, which replace those of this machine.
 
@@ -75,12 +74,12 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     dataset_names = list(config.datasets)
     config = config.labelled(spec_by_label)
     if all(spec.is_pages for spec in spec_by_label.values()):
-        config = config.updated(limit=reaching(config.selection, spec_by_label).limit)
+        config = config.updated(limit=with_limit_for_ids(config.selection, spec_by_label).limit)
     identity = identities.outline(config.model, spec_by_label, Store(Path(config.out).expanduser()).cells())
     identity = replace(identity, **(facts or {}))
     methods, uncalibrated_methods = method_entries(config.method_config), list[str]()
     cells, notes = expand(config.grid, identity, methods, uncalibrated_methods)
-    notes += [*uncalibrated_methods, *_unchosen(dataset_names, config.model)]
+    notes += [*uncalibrated_methods, *_default_dataset_note(dataset_names, config.model)]
     described = Source.of(config.model).described_here()
     family = None if described is None else model_facts(described)
     if family is None:
@@ -90,7 +89,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
     _check(config, spec_by_label, cells, family)
     dataset_parts = []
     for name, spec in zip(dataset_names, spec_by_label.values(), strict=True):
-        dataset_part, part_notes = _outlined_part(name, spec, cells, config)
+        dataset_part, part_notes = _outline_dataset_share(name, spec, cells, config)
         dataset_parts.append(dataset_part)
         notes += part_notes
     return Plan.of(
@@ -99,8 +98,7 @@ def outline(config: RunConfig, facts: Mapping[str, Any] | None = None) -> Plan:
 
 
 def _checked_tasks(config: RunConfig) -> dict[str, TaskSpec]:
-    """Return dataset label -> task, after the checks that need no model. If nothing of the run is on a hub, libraries are
-    kept offline."""
+    """Return dataset label -> task, after checks that need no model. Keep libraries offline if no hub is needed."""
     if config.scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
@@ -116,7 +114,7 @@ def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cel
     """Refuse a plan whose methods or protocols do not work with the model or the datasets.
 
     specs: dataset label -> task.
-    family: facts about the model; None if its files are unknown.
+    family: facts about the model; None if unknown.
     """
     uncut_datasets = [name for name, spec in specs.items() if not spec.context_key]
     if family is not None:
@@ -127,9 +125,8 @@ def _check(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cel
     validate_stream(config.decode, streamed_methods, family, uncut_datasets)
 
 
-def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
-    """Return a note if the user chose a model but no dataset, because the default dataset was made for the embedded model.
-    Else nothing."""
+def _default_dataset_note(datasets: Sequence[str], model: Model) -> list[str]:
+    """Return a note if the user chose a model but not a dataset. The default dataset suits only the embedded model."""
     if list(datasets) != ["pages"] or str(model.path).startswith(PACKAGE_SCHEME):
         return []
     return [
@@ -140,11 +137,9 @@ def _unchosen(datasets: Sequence[str], model: Model) -> list[str]:
 
 # ---------------------------------------------------------------------- datasets
 def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str, TaskSpec]:
-    """Map dataset labels to tasks, in the order of the configuration.
+    """Map dataset labels to tasks, in order. A label has page size and split, so that two sizes never share a table.
 
-    A label contains page size and split, so two sizes never share a table.
-
-    datasets: name -> the dataset's node in the configuration.
+    datasets: name -> the dataset's settings.
 
     Raises ConfigError: a dataset is given twice, or its settings make no task.
     """
@@ -160,18 +155,15 @@ def tasks_of(datasets: Mapping[str, Mapping[str, Any]], data: Data) -> dict[str,
 
 
 def stay_offline(model: Model, specs: Mapping[str, TaskSpec]) -> None:
-    """Keep the Hugging Face libraries offline if neither model nor data of the run are on a hub. Call this before they are
-    imported."""
+    """Keep the Hugging Face libraries, not yet imported, offline if neither model nor data are on a hub."""
     from mmkv_bench.evaluation.environment import go_offline
 
     if all(spec.offline for spec in specs.values()) and Source.of(model).kind != HUB:
         go_offline()
 
 
-def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -> DatasetShare:
-    """Return one dataset's part of a plan: its cells, and the samples that this process answers.
-
-    Data other than pages are opened.
+def _dataset_share(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -> DatasetShare:
+    """Return one dataset's part of a plan. Data other than pages are opened.
 
     name: name of the dataset in the configuration.
     """
@@ -180,14 +172,10 @@ def _part(name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig) -
     from mmkv_bench.evaluation.question_groups import check_questions
 
     if spec.questions_key:
-        dataset_documents, protocol_names = (
-            documents(spec, config.limit),
-            dict.fromkeys(cell.protocol for cell in cells),
-        )
-        check_questions(
-            spec, dataset_documents.bare[dataset_documents.split], limited(spec, config.limit), protocol_names
-        )
-    samples = [ref.sample_id for ref in chosen(sample_refs(spec, config.limit), config.selection)]
+        dataset_documents, protocols = documents(spec, config.limit), dict.fromkeys(cell.protocol for cell in cells)
+        split_documents = dataset_documents.bare[dataset_documents.split]
+        check_questions(spec, split_documents, limited(spec, config.limit), protocols)
+    samples = [ref.sample_id for ref in select_samples(sample_refs(spec, config.limit), config.selection)]
     return _share(name, spec, cells, samples, config)
 
 
@@ -199,20 +187,20 @@ def _share(
     return DatasetShare(name, spec.dataset, spec, of_dataset, samples, about, counted=counted)
 
 
-def _outlined_part(
+def _outline_dataset_share(
     name: str, spec: TaskSpec, cells: Sequence[Cell], config: RunConfig
 ) -> tuple[DatasetShare, list[str]]:
-    """Return the part of a plan that one dataset has, without opening data, and notes about what is unknown.
+    """Return one dataset's part of a plan without opening data, and notes about what is unknown.
 
-    Pages are known exactly. For other datasets the number of samples comes from the footers of local parquet files, or from
-    the dataset's file (`about.samples`). A shard counts as the whole dataset.
+    Pages are known exactly. Other datasets have the number of samples of their local parquet files, or else of
+    `about.samples`. A shard counts as the whole dataset.
     """
     from mmkv_bench.datasets.specs import limited
 
     if spec.is_pages:
-        return _part(name, spec, cells, config), []
+        return _dataset_share(name, spec, cells, config), []
     selection, about = config.selection, config.datasets[spec.dataset].get("about") or {}
-    number_of_samples, count_source, amount_note = _amount(spec, about.get("samples"))
+    number_of_samples, count_source, amount_note = _number_of_samples(spec, about.get("samples"))
     notes = [amount_note] if amount_note else []
     if selection.shard != "0/1" and number_of_samples:
         notes.append(
@@ -228,9 +216,8 @@ def _outlined_part(
     return _share(name, spec, cells, samples, config, count_source), notes
 
 
-def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
-    """Return a dataset's number of samples without opening its data, the number's source (see `DatasetShare.counted`), and a
-    note or None.
+def _number_of_samples(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
+    """Return a dataset's number of samples, `DatasetShare.counted`, and a note or None, without opening data.
 
     stated: `about.samples` of the dataset's file.
     """
@@ -250,22 +237,20 @@ def _amount(spec: TaskSpec, stated: Any) -> tuple[int | None, str, str | None]:
 
 # ---------------------------------------------------------------------- samples
 def index_of(cluster: str, count: int) -> int:
-    """Return the shard to which all samples of a cluster belong: a number from 0 to `count` - 1.
+    """Return the shard (0 to `count` - 1) of a cluster's samples, whatever the limit and the order of samples.
 
-    It does not depend on the limit or the order of samples.
-
-    cluster: the image, document, video or page of the samples.
+    cluster: image, document, video or page of the samples.
     """
     return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
 
 
 def longest_first(costs: Mapping[str, float]) -> list[str]:
-    """Return names sorted by falling cost, equal costs by name, so that the last process to end does something short."""
+    """Return names by falling cost, equal costs by name."""
     return sorted(costs, key=lambda name: (-costs[name], name))
 
 
-def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
-    """Return the samples of `refs` that are in a selection: with one of its ids, if it has ids, and in its shard."""
+def select_samples(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
+    """Return the samples that are in a selection: in its shard, and among its ids if it has any."""
     chosen_ids, (shard_index, number_of_shards) = selection.samples, parse_shard(selection.shard)
     return [
         ref
@@ -275,10 +260,10 @@ def chosen(refs: Sequence[SampleRef], selection: Selection) -> list[SampleRef]:
     ]
 
 
-def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
-    """Return a selection with the smallest limit that includes all samples that it names by id; unchanged if it names none.
+def with_limit_for_ids(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
+    """Return a selection with the smallest limit that includes its sample ids, with all questions of their documents.
 
-    The other questions of a sample's document are included. Datasets that are not pages are opened.
+    A selection without ids is returned unchanged. Datasets other than pages are opened.
 
     specs: dataset label -> task.
 
@@ -295,7 +280,7 @@ def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
         if not named_refs:
             shown_ids = ",".join(wanted_ids[:3]) + ",..." * (len(wanted_ids) > 3)
             raise ConfigError(
-                f"samples=[{shown_ids}]: {label} has none of these, {_near(wanted_ids[0], refs)}; give one of its "
+                f"samples=[{shown_ids}]: {label} has none of these, {_similar_ids_text(wanted_ids[0], refs)}; give one of its "
                 "samples, or leave the "
                 "dataset out"
             )
@@ -308,12 +293,12 @@ def reaching(selection: Selection, specs: Mapping[str, TaskSpec]) -> Selection:
     if unknown_ids:
         all_refs = [ref for spec in specs.values() for ref in sample_refs(spec, None)]
         raise ConfigError(
-            f"samples: {unknown_ids[0]!r} is in no dataset of this run; {_near(unknown_ids[0], all_refs)}"
+            f"samples: {unknown_ids[0]!r} is in no dataset of this run; {_similar_ids_text(unknown_ids[0], all_refs)}"
         )
     return replace(selection, limit=new_limit + 1)
 
 
-def _near(name: str, refs: Sequence[SampleRef]) -> str:
+def _similar_ids_text(name: str, refs: Sequence[SampleRef]) -> str:
     similar_ids = get_close_matches(name, [ref.sample_id for ref in refs], n=3, cutoff=0.6)
     if similar_ids:
         return f"did you mean {' or '.join(map(repr, similar_ids))}?"

@@ -1,4 +1,4 @@
-"""Inputs of a run that this machine lacks: weights, data, calibrations, a judge, disk space. No network is used."""
+"""Inputs of a run that this machine lacks. No network is used."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 ASSUMED_ROW_BYTES = 4096
-"""Assumed bytes per answer, scores included, if the store has no rows to measure."""
+"""Assumed bytes per answer with its scores, if the store has no rows to measure."""
 
 
 @dataclass(frozen=True)
 class MissingInput:
-    """Something that a run needs and this machine lacks.
+    """An input that a run needs and this machine lacks.
 
     kind: weights, data, calibration, judge or disk.
-    what: a sentence that describes it.
+    what: a sentence for the user.
     """
 
     kind: str
@@ -39,12 +39,12 @@ class MissingInput:
 
 @dataclass(frozen=True)
 class Disk:
-    """Disk space for a run's missing rows.
+    """Disk space for a run's missing rows, in bytes.
 
-    rows: bytes that the missing rows will take.
-    row: bytes per row.
-    measured: whether `row` was measured on the store's rows, not assumed.
-    free: free bytes at the store.
+    rows: for all missing rows.
+    row: per row.
+    measured: whether `row` was measured on stored rows, not assumed.
+    free: free space at the store.
     """
 
     rows: int
@@ -54,8 +54,7 @@ class Disk:
 
 
 def missing_inputs(plan: Plan, disk: Disk) -> list[MissingInput]:
-    """List what this machine lacks to carry out a plan without a connection: weights, data, calibrations, a judge, disk
-    space."""
+    """List the weights, data, calibrations, judge and disk space that a run without a connection would lack."""
     inputs = missing_weights(plan.model)
     inputs += [MissingInput("data", sentence) for sentence in _data(plan)]
     inputs += [MissingInput("calibration", sentence) for sentence in plan.uncalibrated]
@@ -67,7 +66,7 @@ def missing_inputs(plan: Plan, disk: Disk) -> list[MissingInput]:
 
 
 def missing_weights(model: Model) -> list[MissingInput]:
-    """Return one entry if weight files of a model's hub repository are missing from the local cache, else nothing."""
+    """Return one entry if weight files of a model on the hub are missing from the local cache, else nothing."""
     source = Source.of(model)
     if source.kind != HUB:
         return []  # planning has read the files of a folder; random weights are generated
@@ -108,8 +107,7 @@ def _judges(plan: Plan) -> Iterator[str]:
 
 
 def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
-    """Return the disk space that a plan's missing rows need, and the free space at the store. coverage: which rows are
-    stored."""
+    """Return the disk space that a plan's missing rows need, and the free space at the store."""
     missing_rows = sum(map(coverage.left, plan.parts))
     stored_rows = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
@@ -124,7 +122,7 @@ def disk_of(plan: Plan, coverage: Coverage, store: Store) -> Disk:
 
 
 def _bytes(file: Path) -> int:
-    """Return the size of a file in bytes; 0 if it was removed meanwhile (as a job removes the journal that it has published)."""
+    """Return the size of a file, or 0 if another process has removed it."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -132,7 +130,7 @@ def _bytes(file: Path) -> int:
 
 
 def preflight_text(disk: Disk, inputs: list[MissingInput], place: Path) -> str:
-    """Return lines of text for `mmkv-bench plan`: the disk space of the rows at `place`, and the missing inputs."""
+    """Return lines for `mmkv-bench plan` about disk space at `place` and missing inputs."""
     row_size_clause = (
         f"measured: {disk.row:,.0f} bytes each"
         if disk.measured
@@ -145,5 +143,4 @@ def preflight_text(disk: Disk, inputs: list[MissingInput], place: Path) -> str:
 
 
 def missing_input_lines(inputs: list[MissingInput]) -> list[str]:
-    """Return lines of text for `mmkv-bench plan` about missing inputs."""
     return [f"missing    {missing.kind}: {missing.what}" for missing in inputs]

@@ -1,7 +1,7 @@
-"""Stored answers that do not belong to a plan: for prompts that have changed, and in cells of other versions.
+"""Stored answers that do not belong to a plan: answers to changed prompts, and answers of other versions.
 
-A dataset's fingerprint, and so a cell's hash, covers the dataset's rows. Files that rows name by path are covered by the
-`prompt_hash` of each response. Answers to two versions of a picture must not share a cell: `retry=[changed]` makes these again.
+The hash of a cell (one method at one budget on one dataset) covers the dataset's rows, but not the files that rows name
+by path. For such files, each response has a `prompt_hash`. `retry=[changed]` answers changed prompts again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ _SHOWN_IDS = 3
 
 
 def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
-    """Find stored answers of a plan's cells whose prompts have changed since, because files of their datasets did.
+    """Find stored answers of a plan's datasets whose prompts have changed since.
 
     Returns:
         The answers that this run must generate again, of any shard: cell to sample ids.
-        Notes about such answers in other cells, which the run leaves unchanged.
+        Notes about such answers in other cells, which the run leaves as they are.
 
-    Raises ConfigError: there are answers to other prompts, and `retry` does not include them or the limit leaves them out; or
-    files of prompts cannot be read.
+    Raises ConfigError: `retry` or `limit` leave out changed answers of the plan, or files of prompts cannot be read.
     """
     changed_samples_by_cell: Samples = {}
     notes = []
@@ -46,15 +45,14 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
         if rows_hold_media(part.spec):
             continue
         plan_cells = [cell.cell for cell in part.cells]
-        changed_rows, unreadable_rows = differing_prompts(store, part, [*plan_cells, *_beside(store, part)], plan.limit)
-        changed_in_plan, changed_elsewhere = (
-            changed_rows.filter(_of(changed_rows, plan_cells)),
-            changed_rows.filter(pc.invert(_of(changed_rows, plan_cells))),
-        )
-        unreadable_rows = unreadable_rows.filter(_of(unreadable_rows, plan_cells))
+        checked_cells = [*plan_cells, *_other_cells_with_same_prompts(store, part)]
+        changed_rows, unreadable_rows = differing_prompts(store, part, checked_cells, plan.limit)
+        is_in_plan = _is_in_cells(changed_rows, plan_cells)
+        changed_in_plan, changed_elsewhere = changed_rows.filter(is_in_plan), changed_rows.filter(pc.invert(is_in_plan))
+        unreadable_rows = unreadable_rows.filter(_is_in_cells(unreadable_rows, plan_cells))
         if unreadable_rows.num_rows:
             raise ConfigError(
-                f"{_counted(unreadable_rows)} of {part.dataset} cannot be checked, because files of their prompts "
+                f"{_count_text(unreadable_rows)} of {part.dataset} cannot be checked, because files of their prompts "
                 "cannot be read; "
                 f"restore the files, or print the rows as they are: python -m mmkv_bench tables {store.root}"
             )
@@ -62,7 +60,7 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
             _require_retry(plan, part, changed_in_plan)
         if changed_elsewhere.num_rows:
             notes.append(
-                f"{_counted(changed_elsewhere)} of {part.dataset} in cells that are not of this run are for files "
+                f"{_count_text(changed_elsewhere)} of {part.dataset} in cells that are not of this run are for files "
                 "that have changed since; "
                 f"tables of the folder mix both until these cells run with retry=[{CHANGED}] too"
             )
@@ -73,8 +71,8 @@ def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
     return changed_samples_by_cell, notes
 
 
-def _beside(store: Store, part: DatasetShare) -> list[str]:
-    """Return the cells of a store that are not part of the plan but have the same prompts as the dataset's cells in the plan."""
+def _other_cells_with_same_prompts(store: Store, part: DatasetShare) -> list[str]:
+    """Return a store's cells outside of the plan that have the same prompts as the dataset's cells in the plan."""
     plan_cells = {cell.cell for cell in part.cells}
     label_and_fingerprint = part.dataset, part.cells[0].dataset_fingerprint
     other_cells = []
@@ -86,7 +84,7 @@ def _beside(store: Store, part: DatasetShare) -> list[str]:
     return other_cells
 
 
-def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
+def _is_in_cells(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
     return pc.is_in(rows["cell"], pa.array(cells, pa.string()))
 
 
@@ -96,7 +94,7 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
         return
     limit_hint = f" (without limit={plan.limit}, which leaves some of them out)" if is_retried else ""
     raise ConfigError(
-        f"{_counted(changed)} of {part.dataset} are for other prompts than the present ones, because pictures, "
+        f"{_count_text(changed)} of {part.dataset} are for other prompts than the present ones, because pictures, "
         "videos or other files of the dataset have changed; "
         f"retry=[{CHANGED}] answers these samples again{limit_hint}; run with it, "
         "or restore the files, or give another folder (out=<folder>)"
@@ -106,9 +104,9 @@ def _require_retry(plan: Plan, part: DatasetShare, changed: pa.Table) -> None:
 def differing_prompts(
     store: Store, part: DatasetShare, cells: Sequence[str], limit: int | None
 ) -> tuple[pa.Table, pa.Table]:
-    """Make the prompts of stored answers again and compare them with the stored `prompt_hash`.
+    """Compare the prompts of stored answers with the present ones by their hash.
 
-    Return two tables: the answers whose prompts have changed, and those whose prompts cannot be made again.
+    Return two tables: answers whose prompts have changed, and answers whose prompts cannot be made.
 
     limit: number of the dataset's samples to open, raised to include all stored answers; None opens all.
     """
@@ -128,7 +126,7 @@ def differing_prompts(
     return rows.filter(is_changed), rows.filter(is_unreadable)
 
 
-def _counted(rows: pa.Table) -> str:
+def _count_text(rows: pa.Table) -> str:
     sample_ids = sorted(set(rows["sample_id"].to_pylist()))
     shown_ids = ", ".join(sample_ids[:_SHOWN_IDS]) + (", ..." if len(sample_ids) > _SHOWN_IDS else "")
     return f"{rows.num_rows} stored answers to {len(sample_ids)} samples ({shown_ids})"
@@ -140,7 +138,7 @@ _VERSION_COLUMNS = ("torch", "transformers", "numerics_version", "method_version
 
 
 def other_versions(plan: Plan, store: Store) -> list[str]:
-    """Return a note if cells of the plan are not in the store but the same cells of another version are; else nothing."""
+    """Return a note if a store lacks cells of the plan but has them in another version; else nothing."""
     cell_by_values: dict[tuple[Any, ...], Any] = {
         tuple(cell.row()[name] for name in _CELL_COLUMNS): cell for cell in plan.cells
     }

@@ -1,5 +1,7 @@
-"""Checks that refuse, before any work, what a run cannot do. Every refusal is one sentence: what was got, what is allowed, what
-to do. Nothing is written and no model is loaded."""
+"""Checks that refuse what a run cannot do, before any work and without a loaded model.
+
+A message says what was given, what is allowed, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
 
 def validate(config: RunConfig) -> None:
-    """Check a composed configuration as far as possible without torch and the model's weights.
-
-    Raises ConfigError for the first mistake.
-    """
+    """Check a composed configuration without torch and without weights. Raises ConfigError for the first mistake."""
     from mmkv_bench.compression.budget import Budget, StateCost
     from mmkv_bench.store.store_notes import PrimaryEndpoint
 
@@ -63,8 +62,8 @@ def validate(config: RunConfig) -> None:
         Budget.parse(PrimaryEndpoint.parse(config.primary).budget)
 
 
-def validated(overrides: Sequence[str]) -> RunConfig:
-    """Compose a configuration and check it. Raises the errors of `compose` and `validate`."""
+def compose_checked(overrides: Sequence[str]) -> RunConfig:
+    """Compose and check a configuration. Raises the errors of `compose` and `validate`."""
     from mmkv_bench.config.compose import compose
 
     config = compose(overrides)
@@ -72,33 +71,26 @@ def validated(overrides: Sequence[str]) -> RunConfig:
     return config
 
 
-def validated_jobs(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]]:
-    """Return the jobs of a sweep as pairs: the job's overrides, and its composed and checked configuration.
-
-    Raises:
-        ConfigError: a job that cannot run.
-    """
+def compose_checked_jobs(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]]:
+    """Return (overrides, checked configuration) of each job of a sweep. Raises ConfigError if a job cannot run."""
     from mmkv_bench.config.compose import expand_sweep
 
     configs, jobs = [], expand_sweep(overrides)
     for job in jobs:
         try:
-            configs.append((job, validated(job)))
+            configs.append((job, compose_checked(job)))
         except ConfigError as error:
             raise ConfigError(f"job {' '.join(job) or '(defaults)'} of {len(jobs)}: {error}") from error
     return configs
 
 
 def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes) -> None:
-    """Check every variant (a method with changed parameters under its own name).
-
-    Its name must not be another method's. Its parameters must exist in its base's file and have values of the defaults'
-    types. Raises ConfigError.
+    """Check the names, parameters and value types of variants (methods with changed parameters). Raises ConfigError.
 
     Args:
         variants: name -> changes.
         folders: further config folders.
-        defaults: name -> method node without overrides.
+        defaults: name -> method settings without overrides.
     """
     for name, changes in variants.items():
         base_name = str(changes["base"])
@@ -124,8 +116,7 @@ def validate_variants(variants: Nodes, folders: tuple[str, ...], defaults: Nodes
 
 
 def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
-    """Refuse attention kernels that do not support the model's sliding windows, recurrent states or learned sinks. Raises
-    UnsupportedError."""
+    """Raise UnsupportedError if the kernels do not support the model's sliding windows, recurrent states or sinks."""
     if family.sinks and answering.model.attention != "eager":
         raise UnsupportedError(
             f"model.attention={answering.model.attention}: {family.name} has learned sinks, which only eager attention "
@@ -143,13 +134,12 @@ def validate_decoding(family: ModelFacts, answering: AnswerConfig) -> None:
 def validate_combinations(
     names: Sequence[str], family: ModelFacts, compressors: Iterable[Compressor], uncut: Sequence[str]
 ) -> None:
-    """Refuse methods and protocols that a model family cannot run. Raises UnsupportedError.
-
-    For example, a method needs visual tokens and the model has none.
+    """Refuse methods and protocols that a model cannot run, such as a method that needs visual tokens. Raises
+    UnsupportedError.
 
     names: names of protocols.
     compressors: the methods.
-    uncut: datasets whose prompts cannot be cut after a document (without `context_key`).
+    uncut: datasets without `context_key`, whose prompts cannot be cut after a document.
     """
     compressors = list(compressors)
     for name, compressor in product(names, compressors):
@@ -189,15 +179,12 @@ def validate_combinations(
 
 
 def validate_questions(names: Sequence[str], specs: Mapping[str, TaskSpec], answering: AnswerConfig) -> None:
-    """Refuse protocols that do not fit a dataset.
+    """Refuse protocols that do not fit a dataset or the settings of answers. Raises ConfigError.
 
-    These are protocols that need several questions per document, if a dataset has only one, and protocols in which each cell
-    has its own prefill, if a dataset measures more than answers.
+    Such protocols need several questions per document, or measure only answers, or decode eagerly.
 
     names: names of protocols.
     specs: dataset -> task.
-
-    Raises ConfigError: a dataset has one question per document, or settings of the answers do not work with such protocols.
     """
     question_protocols = [name for name in names if protocols.protocol(name).needs_questions]
     single_question_datasets = [name for name, spec in specs.items() if not spec.questions_key]
@@ -233,17 +220,17 @@ def validate_stream(
     family: ModelFacts | None,
     uncut: Sequence[str],
 ) -> None:
-    """Refuse combinations of method, budget, model and dataset that protocol=stream cannot run.
+    """Refuse what protocol=stream cannot run.
 
     Args:
         decode: how tokens are decoded (`decode` of the configuration).
-        streamed: compressor and budget of each cell under this protocol.
+        streamed: (compressor, budget) of each cell under this protocol.
         family: facts about the model; None if unknown.
         uncut: datasets without `context_key`, whose streams are pictures or videos.
 
     Raises:
-        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model does not read videos in chunks, or `decode` is
-            not eager.
+        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model has recurrent states or does not read
+            videos in chunks, or `decode` is not eager.
     """
     if not streamed:
         return
@@ -261,7 +248,7 @@ def validate_stream(
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Parse `i/n` (shard i, from 0, of n shards) to (i, n). Raises ConfigError: not of the form i/n with 0 <= i < n."""
+    """Parse the text `i/n` to (i, n). Raises ConfigError unless 0 <= i < n."""
     shard_match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if not shard_match or int(shard_match[1]) >= int(shard_match[2]):
         raise ConfigError(
@@ -271,7 +258,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
-    """Convert an amount of memory to bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no limit.
+    """Convert an amount of memory to bytes: a whole number, text with a unit (`512MiB`), or None for no limit.
 
     key: name of the setting, for the error message.
     """
@@ -289,7 +276,7 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
 
 
 def _check_values(config: RunConfig) -> None:
-    """Check the value of every key that has a list of allowed words or a range of numbers. Raises ConfigError."""
+    """Check all settings that have a list of allowed words or a range of numbers. Raises ConfigError."""
     from mmkv_bench.compression.budget import LARGEST
 
     for key, words in schema.words().items():
@@ -325,10 +312,7 @@ def _check_values(config: RunConfig) -> None:
 
 
 def _stream(given: schema.Stream, names: Sequence[str]) -> None:
-    """Check the settings of protocol=stream, and refuse changed ones if no chosen protocol reads streams.
-
-    names: names of the chosen protocols.
-    """
+    """Check the settings of protocol=stream. Without this protocol among `names`, they must have their defaults."""
     shares_above_one = [share for share in given.ask_at if share > 1]
     if shares_above_one:
         raise ConfigError(
@@ -337,20 +321,21 @@ def _stream(given: schema.Stream, names: Sequence[str]) -> None:
         )
     if given.every is None and given.ask_at != schema.Stream().ask_at:
         raise ConfigError(
-            f"stream.ask_at={_written(given.ask_at)} asks after a chunk, but stream.every=null reads all at once; give "
+            f"stream.ask_at={_override_text(given.ask_at)} asks after a chunk, but stream.every=null reads all at once; give "
             "stream.every=<a number of frames or tokens>, or stream.ask_at=1"
         )
     for key, usual in vars(schema.Stream()).items():
         value = getattr(given, key)
         if value != usual and not any(protocols.protocol(name).streams for name in names):
             raise ConfigError(
-                f"stream.{key}={_written(value)} is a setting of protocol=stream, but this run has protocol={','.join(names)}; "
-                f"add protocol=stream, or give stream.{key}={_written(usual)}"
+                f"stream.{key}={_override_text(value)} is a setting of protocol=stream, but this run has "
+                f"protocol={','.join(names)}; "
+                f"add protocol=stream, or give stream.{key}={_override_text(usual)}"
             )
 
 
-def _written(value: Any) -> str:
-    """Return a value as it is written on a command line: `0.5`, `[0.5,1]`, `null`."""
+def _override_text(value: Any) -> str:
+    """Return a value as the user would write it: `0.5`, `[0.5,1]`, `null`."""
     if isinstance(value, tuple):
         share_texts = ",".join(f"{share:g}" for share in value)
         return share_texts if len(value) == 1 else f"[{share_texts}]"
@@ -374,8 +359,7 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
 
 
 def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
-    """Check `gate.expected` (the full cache's score in a paper). It is one score, so the run needs one dataset, with real
-    data and a metric."""
+    """Check `gate.expected`, the full cache's score in a paper. The run needs one dataset, with real data and a metric."""
     if gate.expected is None:
         return
     gate_setting = f"gate.expected={gate.expected}"
@@ -479,29 +463,26 @@ def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
 
 
 # ---------------------------------------------------------------------- missing devices and packages
-def refuse_absent(answering: AnswerConfig, stage: str, out: str) -> None:
-    """Refuse a configuration that this machine cannot run: model.device=cuda without a driver, decode=compiled without a
-    compiler, or flash-attn without its package.
+def refuse_missing_requirements(answering: AnswerConfig, stage: str, out: str) -> None:
+    """Raise ConfigError if this machine lacks a CUDA driver, a compiler or flash-attn that the configuration needs.
 
-    If the store at `out` exists, nothing is refused yet, because a run without missing rows needs none of these.
-
-    Raises ConfigError: see `no_cuda` and `devices/requirements.py`.
+    If the store at `out` exists, nothing is refused yet, because the run may have no missing rows.
     """
     model = answering.model
     if stage == "score" or (Path(out).expanduser() / "store.json").exists():
         return
     if model.device == "cuda" and devices.KINDS["cuda"].ruled_out():
-        raise no_cuda(model, model.dtype)
+        raise no_cuda_error(model, model.dtype)
     if model.attention == FLASH:
         check_flash_attn()
     if answering.decode == COMPILED:
         check_compiler()
 
 
-def no_cuda(model: Model, dtype: str) -> ConfigError:
-    """Return the error for model.device=cuda on a machine without CUDA. Its message states the memory of the weights.
+def no_cuda_error(model: Model, dtype: str) -> ConfigError:
+    """Return the error for model.device=cuda without a CUDA device. The message has the size of the weights.
 
-    dtype: precision of the weights; `auto` if it is not known yet.
+    dtype: precision of the weights; `auto` if unknown.
     """
     parameters = (model.about or {}).get("parameters")
     size_note = ""

@@ -36,7 +36,7 @@ from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.tally import remembered, tally
+from mmkv_bench.store.tally import cached_rows, tally
 from mmkv_bench.tables.status import asked_at, label
 from mmkv_bench.tables.stored_rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
 from mmkv_bench.tables.text import interval_text, score, signed
@@ -71,7 +71,7 @@ class StoreCells:
     """All cells of a store: `full` first, then by method and budget. Raises ConfigError: the store has no cells."""
 
     def __init__(self, store: Store) -> None:
-        table = remembered(store, "cells", _COLUMNS)
+        table = cached_rows(store, "cells", _COLUMNS)
         refuse_malformed(table, store.root)
         rows = table.to_pylist()
         if not rows:
@@ -215,7 +215,7 @@ def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> No
     for (cell, status), n in answers_by_status.items():
         endings_of.setdefault(cell, {})[status] = n
     metrics: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in remembered(cells.store, "metrics", _METRIC_COLUMNS).to_pylist():
+    for row in cached_rows(cells.store, "metrics", _METRIC_COLUMNS).to_pylist():
         metrics.setdefault(row["cell"], {})[row["metric"]] = row
     console.print(f"{cells.store.root}: {len(cells.rows):,} cells, {sum(answers_by_status.values()):,} answers")
     dataset_model_protocol = itemgetter("dataset", "model", "protocol")

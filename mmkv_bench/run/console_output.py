@@ -1,5 +1,7 @@
-"""What a run prints: its card before any work (model, cache, budgets, datasets and rows), and its report at the end (tables, the
-rows' folder, failures, and one JSON document); and the schedule of `mmkv-bench plan`.
+"""Texts that commands print: a run's settings before any work, a run's report at the end, and the output of `mmkv-bench
+plan`.
+
+A cell is one row of the result tables: one method at one budget on one dataset (see `plan/cells.py`).
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ _INDENT = " " * 11
 
 @dataclass(frozen=True)
 class PromptSize:
-    """Sizes of a dataset's first prompt.
+    """Number of tokens of a dataset's first prompt.
 
     tokens: all tokens.
     visual_tokens: visual tokens.
-    context_tokens: tokens to which the budget applies; fewer than all under query_agnostic.
+    context_tokens: tokens to which the budget applies; fewer than `tokens` under query_agnostic.
     """
 
     tokens: int
@@ -53,32 +55,34 @@ def card(
     notes: Sequence[str] = (),
     width: int | None = None,
 ) -> str:
-    """Return the text that a run prints before it starts: model, cache sizes, budgets, datasets and number of rows.
+    """Return the text that a run prints before any work: model, cache sizes, budgets, datasets and numbers of rows.
 
     Args:
         rows_done: dataset to number of stored rows.
-        prompts: dataset to its first prompt's size, if known.
-        loaded: the model, or None if no model is needed.
-        notes: notes in addition to the plan's.
-        width: wrap lines at this number of columns; None does not wrap.
+        prompts: dataset to size of the first prompt, where known.
+        loaded: the loaded model, or None if the run loads none.
+        notes: further notes, printed after those of the plan.
+        width: number of columns at which lines are wrapped; None: no wrapping.
     """
     cells, prompts = plan.cells, prompts or {}
     family, lines = _family(plan), model_lines(plan, loaded)
     first_prompt = next((prompts[part.dataset] for part in plan.parts if part.dataset in prompts), None)
     if first_prompt is not None and family is not None:
-        lines += _cache(plan, family, first_prompt)
+        lines += _cache_lines(plan, family, first_prompt)
     protocols, readings, seeds = (
-        _each(getattr(cell, name) for cell in cells) for name in ("protocol", "reading", "seed")
+        _distinct_text(getattr(cell, name) for cell in cells) for name in ("protocol", "reading", "seed")
     )
-    lines.append(f"methods    {_each(cell.method for cell in cells)}")
+    lines.append(f"methods    {_distinct_text(cell.method for cell in cells)}")
     lines.append(f"protocol   {protocols}; reading {readings or 'none'}{seeds and f'; seed {seeds}'}")
-    lines += [f"dataset    {_dataset(part, rows_done[part.dataset], prompts.get(part.dataset))}" for part in plan.parts]
+    lines += [
+        f"dataset    {_dataset_text(part, rows_done[part.dataset], prompts.get(part.dataset))}" for part in plan.parts
+    ]
     lines += row_lines(plan, rows_done, notes)
     return wrapped(lines, width)
 
 
 def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
-    """Return lines of text about the model: its name, its weights, and the bytes per token of its KV cache."""
+    """Return lines about the model: name, weights, and KV cache bytes per token."""
     model, cell, family = plan.model, plan.cells[0], _family(plan)
     loaded_bytes = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     device_clause = "" if loaded is None else f", on {loaded.device}"
@@ -93,12 +97,12 @@ def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
         f"model      {model.name} ({family.name}, {cell.model_fingerprint}), {family.all_layers} layers, {heads}",
         weights,
         f"KV cache   {size(kv_bytes_per_token(family, cell.dtype))} per token",
-        *_beside(family),
+        *_uncompressed_layers_line(family),
     ]
 
 
-def _beside(family: ModelFacts) -> list[str]:
-    """Return a line of text about layers that are not compressed. Without such layers, return no line."""
+def _uncompressed_layers_line(family: ModelFacts) -> list[str]:
+    """Return a line about the model's layers that are not compressed, if there are any."""
     states = family.states
     layer_kinds = [
         *([f"{states.windows} with a window of {states.window} entries"] if states.windows else []),
@@ -109,10 +113,7 @@ def _beside(family: ModelFacts) -> list[str]:
 
 
 def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
-    """Return lines of text with the numbers of done and missing rows of a run, and with notes.
-
-    rows_done: dataset to number of stored rows.
-    """
+    """Return lines with the numbers of all, stored and missing rows, then notes. rows_done: dataset to stored rows."""
     rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
     missing_text = f"{rows - done} to make" if done < rows else "nothing to generate"
     shard = plan.answering.selection.shard
@@ -124,7 +125,7 @@ def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = (
 
 
 def wrapped(lines: Sequence[str], width: int | None) -> str:
-    """Join lines to text, wrapped at `width` with continuation lines indented below their text; None does not wrap."""
+    """Join lines, wrapped at `width` columns with indented continuation lines. None: no wrapping."""
     if width is not None:
         line_width = max(width, 2 * len(_INDENT))
         options = {"subsequent_indent": _INDENT, "break_long_words": False, "break_on_hyphens": False}
@@ -133,7 +134,7 @@ def wrapped(lines: Sequence[str], width: int | None) -> str:
 
 
 def columns(stream: TextIO) -> int | None:
-    """Return the width of a terminal in columns, or None for other streams, whose lines are not wrapped."""
+    """Return the width of a terminal in columns; None for other streams."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -141,12 +142,12 @@ def _family(plan: Plan) -> ModelFacts | None:
     return None if plan.cells[0].dtype == UNKNOWN else plan.family
 
 
-def _each(values: Iterable[object]) -> str:
+def _distinct_text(values: Iterable[object]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
 
-def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
-    """Return lines with the bytes of the KV cache of a dataset's first prompt: full, and under each budget."""
+def _cache_lines(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
+    """Return lines with the KV cache bytes of the first prompt: of the full cache, and at each budget."""
     per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
     full_size = size(prompt.tokens * per_token)
     lines = [
@@ -154,10 +155,8 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     ]
     for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
         budget_entries = budget.entries_for(length)
-        kept_entries, bytes_clause = (
-            min(budget_entries, length),
-            f" ({budget.in_bytes} of all state)" if budget.in_bytes else "",
-        )
+        kept_entries = min(budget_entries, length)
+        bytes_clause = f" ({budget.in_bytes} of all state)" if budget.in_bytes else ""
         state_clause = ""
         if family.states.layers:  # layers that are not compressed
             share = share_of_all_state(family, length, kept_entries, plan.cells[0].dtype)
@@ -172,7 +171,7 @@ def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     return lines
 
 
-def _dataset(part: DatasetShare, done: int, prompt: PromptSize | None) -> str:
+def _dataset_text(part: DatasetShare, done: int, prompt: PromptSize | None) -> str:
     samples, cells = len(part.samples), len(part.cells)
     prompt_clause = "" if prompt is None else f", first prompt {prompt.tokens} tokens"
     return f"{part.dataset}: {samples} samples x {cells} cells{prompt_clause}" + (
@@ -186,16 +185,16 @@ _SOURCE_NOTES = {"documented": " as documented", "unknown": ", an unknown number
 
 
 def schedule(plan: Plan, coverage: Coverage) -> str:
-    """Return the text of `mmkv-bench plan`: the model, and one table per group of datasets with equal counts.
+    """Return the text of `mmkv-bench plan`: lines about the model, then tables of cells and rows.
 
-    coverage: which rows of the plan are stored.
+    Datasets with equal tables share one table. coverage: which rows of the plan are stored.
     """
     done_by_dataset = {part.dataset: coverage.count(part) for part in plan.parts}
     tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
         source_note, missing = _SOURCE_NOTES.get(part.counted, ""), coverage.missing(part)
         samples = f"{len(part.samples)} samples{source_note}, {missing} with missing answers"
-        tables.setdefault((samples, _methods(part, coverage)), []).append(part.dataset)
+        tables.setdefault((samples, _method_lines(part, coverage)), []).append(part.dataset)
     lines = [wrapped([*model_lines(plan), *row_lines(plan, done_by_dataset)], columns(sys.stdout))]
     for (samples, methods), datasets in tables.items():
         each_word = "each " if len(datasets) > 1 else ""
@@ -205,7 +204,7 @@ def schedule(plan: Plan, coverage: Coverage) -> str:
 
 
 def schedule_document(plan: Plan, coverage: Coverage) -> dict[str, Any]:
-    """Return `schedule` as data for JSON: datasets with their cells and counts of rows, and notes."""
+    """Return the content of `schedule` as data for JSON, with one entry per cell."""
     return {
         "out": str(plan.out),
         "model": plan.model.name,
@@ -228,10 +227,10 @@ def _counts(part: DatasetShare, coverage: Coverage) -> dict[str, Any]:
     }
 
 
-def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
-    """Return the lines of a dataset's table, one per method and reading, with the number of cells and rows of each.
+def _method_lines(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], ...]:
+    """Return a dataset's table: one line per method and reading, with numbers of cells and rows.
 
-    A reading is the variant of a method: as its paper's text says, or as its released code does.
+    The reading of a method says whether it follows its paper's text or its released code.
     """
     answered, statuses = coverage.answered(part), coverage.statuses(part)
     places_by_method: dict[tuple[str, str | None], list[int]] = {}
@@ -243,7 +242,7 @@ def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], .
         done_rows, failed_rows = int(answered[places].sum()), int((statuses[places] > 0).sum())
         rows = len(cells) * len(part.samples)
         varied_settings = (
-            _each(getattr(cell, name) for cell in cells) or "-" for name in ("budget", "seed", "protocol")
+            _distinct_text(getattr(cell, name) for cell in cells) or "-" for name in ("budget", "seed", "protocol")
         )
         lines.append(
             (
@@ -259,18 +258,17 @@ def _methods(part: DatasetShare, coverage: Coverage) -> tuple[tuple[str, ...], .
 # ---------------------------------------------------------------------- the report
 STOPPED = " stopped: "  # between a dataset and the reason why it was not finished
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled", "continuation": "ppl"}
-"""For each measure of a dataset, the metric that shows whether it was taken."""
+"""Measure of a dataset to the metric that has values only if the measure was taken."""
 
 FIDELITY_METRICS = {"fidelity_kl_all", "fidelity_kl_first"}
-"""Metrics of which one, depending on the protocol, shows whether fidelity was measured."""
+"""Metrics of fidelity. A protocol has one of them."""
 
 
 class Report:
-    """The text that a run prints at its end: tables, failures, notes, and with `json=true` one JSON document.
+    """The text that a run prints at the end: tables, notes and failures, and with `json=true` a JSON document.
 
-    Args:
-        coverage: which rows of the plan are stored.
-        rows: the stored rows of the plan's cells.
+    coverage: which rows of the plan are stored.
+    rows: the stored rows of the plan's cells.
     """
 
     def __init__(self, plan: Plan, store: Store, coverage: Coverage, rows: ReadOnce):
@@ -290,20 +288,19 @@ class Report:
         """Print the report.
 
         Args:
-            generated: dataset to number of samples answered by this run.
-            scored: number of cells scored by this run.
-            failed: number of the run's rows that are failures.
+            generated: dataset to number of samples that this run had to answer.
+            scored: number of cells that this run scored.
+            failed: number of the plan's rows that are failures.
             seconds: duration of the run.
             judge: a line about the judge.
-            stopped: dataset (after the word `scoring`, if it failed while being scored) to the reason why it was not
-                finished.
+            stopped: dataset (`scoring <dataset>` for a failed scorer) to the reason why it is unfinished.
         """
         if not any(generated.values()) and not scored and not stopped:
-            print(self._idle())
+            print(self._nothing_done_text())
         with_scores = self.plan.stage != "generate" and (self.metrics or any(part.samples for part in self.parts))
         if with_scores:
             print(self._tables())
-            for note in (*self._other_names(), *self._more(), *self._unmeasured()):
+            for note in (*self._renamed_method_notes(), *self._further_samples_note(), *self._missing_measures_note()):
                 print(note)
         has_weights, command = self.plan.model.weights != "random", f"python -m mmkv_bench tables {self.store.root}"
         if has_weights and any(row["metric"] == "fidelity_kl" for row in self.metrics):
@@ -316,7 +313,7 @@ class Report:
         if judge:
             print(judge)
         if failed:
-            print(f"{failed} rows failed{self._reason()}; retry=[oom,timeout,nan,error] runs them again")
+            print(f"{failed} rows failed{self._failure_clause()}; retry=[oom,timeout,nan,error] runs them again")
         for label, why in (stopped or {}).items():
             print(f"{label}{STOPPED}{why}")
         if self.plan.json:
@@ -336,8 +333,8 @@ class Report:
             sys.stdout.flush()
             print(json.dumps(document, default=str))
 
-    def _other_names(self) -> list[str]:
-        """Return a sentence for each method whose rows an earlier run stored under another name."""
+    def _renamed_method_notes(self) -> list[str]:
+        """Return a note per method whose rows an earlier run stored under another name."""
         stored_methods = dict(zip(*map(self.rows.cells.get, ("cell", "method")), strict=True))
         method_and_stored_name = {
             (cell.method, stored_methods.get(cell.cell, cell.method)): None for cell in self.cells
@@ -349,9 +346,8 @@ class Report:
             if asked != known
         ]
 
-    def _reason(self) -> str:
-        """Return a clause with the most frequent failure (status and message) and, if there are others, its number of
-        rows."""
+    def _failure_clause(self) -> str:
+        """Return a clause with the most frequent failure, and the number of its rows if there are others."""
         rows = self.store.responses([cell.cell for cell in self.cells], ("status", "error"))
         failures = rows.filter(pc.not_equal(rows["status"], "ok")).to_pylist()
         reasons = Counter(f"{row['status']}: {(row['error'] or 'no reason given').splitlines()[0]}" for row in failures)
@@ -360,7 +356,7 @@ class Report:
         (reason, rows_with_reason), *other_reasons = reasons.most_common()
         return f", {rows_with_reason} of them with {reason}" if other_reasons else f" with {reason}"
 
-    def _idle(self) -> str:
+    def _nothing_done_text(self) -> str:
         if not any(part.samples for part in self.parts):
             return f"Nothing to do: no sample of this run belongs to shard {self.plan.answering.selection.shard}."
         if self.plan.stage == "generate":
@@ -370,8 +366,8 @@ class Report:
             return "Nothing to score: all stored answers are scored, but some samples have no answer."
         return "Nothing to do: every cell has every sample, and all answers are scored."
 
-    def _more(self) -> list[str]:
-        """Return a sentence if the tables include samples outside this run's selection (its limit or shard), else nothing."""
+    def _further_samples_note(self) -> list[str]:
+        """Return a note if the tables have more samples than this run's limit and shard, else nothing."""
         samples_by_dataset = {part.dataset: len(part.samples) for part in self.parts}
         larger_counts = {
             row["dataset"]: row["n"] for row in self.metrics if row["n"] > samples_by_dataset[row["dataset"]]
@@ -382,11 +378,8 @@ class Report:
         ]
         return [f"note: the tables cover all stored samples: {'; '.join(clauses)}"] if clauses else []
 
-    def _unmeasured(self) -> list[str]:
-        """Return a sentence if stored answers lack measures that this run asks for, else nothing.
-
-        Such measures are taken only while an answer is generated.
-        """
+    def _missing_measures_note(self) -> list[str]:
+        """Return a note if stored answers lack measures of this run, which only generation can take; else nothing."""
         if not self.plan.answering.shares_prefill:
             return []
         metrics_by_measure: dict[str, dict[str, set[str]]] = {}
@@ -396,14 +389,16 @@ class Report:
             metrics_of_measure |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
             for measure, metrics in metrics_of_measure.items():
                 metrics_by_measure.setdefault(measure, {}).update((cell.cell, metrics) for cell in measurable_cells)
-        short_cells = {cell for metrics_of in metrics_by_measure.values() for cell in self._short(metrics_of)}
+        short_cells = {
+            cell for metrics_of in metrics_by_measure.values() for cell in self._cells_lacking_values(metrics_of)
+        }
         if not short_cells:
             return []
         ok_answers_by_cell = self.coverage.ok(short_cells & {row["cell"] for row in self.metrics})
         clauses = []
         for measure, metrics_of in metrics_by_measure.items():
             cells = {cell: metrics for cell, metrics in metrics_of.items() if cell in ok_answers_by_cell}
-            cells = {cell: cells[cell] for cell in self._short(cells)}
+            cells = {cell: cells[cell] for cell in self._cells_lacking_values(cells)}
             measured_answers = sum(row["n_ok"] for row in self.metrics if row["metric"] in cells.get(row["cell"], ()))
             ok_answers = sum(ok_answers_by_cell[cell] for cell in cells)
             if lacking_answers := ok_answers - measured_answers:
@@ -414,11 +409,8 @@ class Report:
             else []
         )
 
-    def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
-        """Return the cells in which no metric of a measure has a value for every sample.
-
-        metrics_of: cell to the measure's metrics.
-        """
+    def _cells_lacking_values(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
+        """Return the cells in `metrics_of` none of whose metrics there has a value for every sample."""
         complete_cells = {
             row["cell"]
             for row in self.metrics
@@ -427,7 +419,7 @@ class Report:
         return [cell for cell in metrics_of if cell not in complete_cells]
 
     def _tables(self) -> str:
-        """Return the score tables of this run's cells as text. Scores per kind of question are left out; rows have them."""
+        """Return the score tables of this run's cells as text, without scores per kind of question."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.score_text import tables_of_scores
@@ -438,9 +430,8 @@ class Report:
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
         rows = frames(self.rows.of_metrics(headlines))
-        method_by_cell = {
-            cell.cell: cell.method for cell in self.cells
-        }  # an earlier run may have stored a cell under another name
+        # An earlier run may have stored a cell under another name.
+        method_by_cell = {cell.cell: cell.method for cell in self.cells}
         rows = replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(method_by_cell)))
         shown_metrics = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
         return markdown(tables_of_scores(build(rows, metrics=shown_metrics)))

@@ -1,5 +1,7 @@
-"""The generate stage: lmms-eval's loop makes requests, the engine answers each with all cells (settings of a method), the store
-commits.
+"""The generate stage: lmms-eval's loop makes requests, `Answering` answers them with every cell, the store writes the
+rows.
+
+A cell is one method at one budget, with a protocol, a reading and a seed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from mmkv_bench.generation.processed_media import SharedMedia
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.smaller_prompts import SmallerPrompts, answered, fitted, middle, prompt_limit, resampled
-from mmkv_bench.plan.planner import chosen
+from mmkv_bench.plan.planner import select_samples
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.protocols import protocol
 from mmkv_bench.secrecy import without_secrets
@@ -43,21 +45,21 @@ if TYPE_CHECKING:
     from mmkv_bench.store.folder import Writer
 
 CONTEXT_END, CONTROLS = "context_end", "control_token_in_text"
-"""Fallbacks that this file reports, not a method's part."""
+"""Fallbacks that this file reports. All others come from methods."""
 LEAST_TEXT = 8  # tokens of a prompt's text that `cut_prompt` keeps at any budget
 
 log = logging.getLogger(__name__)
 
 
 def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
-    """Return the decode rules (new tokens, stop texts) for a dataset with the generation settings `settings`.
+    """Return the decode rules (such as the number of new tokens and stop texts) for a dataset's generation settings.
 
-    Raises UnsupportedError for sampling, beam search, and settings that are not supported.
+    Raises UnsupportedError: sampling, beam search, or a setting that is not supported.
     """
     return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
 
 
-def encoded(
+def encode_request(
     loaded: LoadedModel,
     config: AnswerConfig,
     request: Request,
@@ -70,7 +72,7 @@ def encoded(
 ) -> EncodedPrompt:
     """Encode a request (a sample's question with its media) as prompt tokens, within `timeout_s`.
 
-    The prompt is cut if it is too long for the model and its dataset allows a cut.
+    A prompt that is too long for the model is cut if its dataset allows a cut.
 
     Args:
         identity: name of the sample, which seeds random streams.
@@ -107,30 +109,26 @@ def encoded(
 
 
 def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | None:
-    """Return the compiled decode step if `decode=compiled`, else None. All datasets of a run share the step, so it is
-    compiled once."""
+    """Return the compiled decode step if `decode=compiled`, else None. Compilation is slow, so a run calls this once."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
 @dataclass(eq=False)
 class Answering:
-    """Answers the requests of one dataset. Each request (one sample's question) is answered by every cell that lacks a row
-    for it.
+    """Answers the requests of one dataset. Each request (a sample's question) is answered by all cells without its row.
 
-    A cell is one method at one budget (and protocol, reading, seed). The rows of a sample are committed together; if cells do
-    not share a prefill, each row is committed by itself.
+    The rows of a sample are committed together, or one by one if cells do not share a prefill.
 
     Args:
         loaded: the model.
         cells: the dataset's cells.
-        done: cell to sample ids that have rows.
-        writer: destination of rows; None stores nothing.
-        after: called with the rows of each committed sample.
-        committed: called with the number of rows of each commit.
-        measures: measures of the dataset besides its metrics (`specs.MEASURES`). Like fidelity, they need a shared prefill,
-            and are null under `sharing=off`.
+        done: cell to ids of samples with stored rows.
+        writer: writer of rows; None stores nothing.
+        after: called with all new rows of a sample, once they are committed.
+        measures: further measures of the dataset (`specs.MEASURES`). Like fidelity, these are null under `sharing=off`.
         step: the result of `compiled_step`.
-        watch: called with a request, its prompt and the cells' results before rows are stored.
+        watch: called with a request, its prompt and the results, before rows are stored.
+        committed: called with the number of rows of each commit.
     """
 
     loaded: LoadedModel
@@ -155,7 +153,7 @@ class Answering:
             for one in self.cells
         }
         needs_replay = any(cell.compressor.needs.replay for cell in self.cells)
-        self._encoded = partial(encoded, self.loaded, self.config, replays=needs_replay)
+        self._encoded = partial(encode_request, self.loaded, self.config, replays=needs_replay)
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the current sample
@@ -163,20 +161,17 @@ class Answering:
         self._document: DocumentPrompts | None = None  # of the last sample, if its dataset has several questions
 
     def pending(self, sample_id: str) -> int:
-        """Return the number of cells that lack a row for this sample."""
+        """Return the number of cells that lack a row of this sample."""
         return sum(sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def wants(self, sample: SampleRef) -> bool:
         """Tell whether a sample is in this run's selection (ids and shard) and lacks a row in some cell."""
-        is_selected = bool(chosen([sample], self.config.selection))
+        is_selected = bool(select_samples([sample], self.config.selection))
         return is_selected and self.pending(sample.sample_id) > 0
 
     @property
     def asks_groups(self) -> bool:
-        """Tell whether a cell needs all questions about a document.
-
-        It does if it compresses a document once for several questions, or is compared with such a cell.
-        """
+        """Tell whether all questions about a document are asked together, as protocols that cut the prompt require."""
         return any(cell.rule.cuts for cell in self.cells)
 
     def close(self) -> None:
@@ -185,9 +180,9 @@ class Answering:
             self._engine = None
 
     def __call__(self, request: Request) -> str:
-        """Answer one request with every cell that lacks a row for it, and commit the rows.
+        """Answer a request with every cell that lacks its row, and commit the rows. Return one of the answers.
 
-        Return one answer's text for lmms-eval's loop, which does not score it, because scoring reads the stored rows.
+        The returned text is what lmms-eval's loop expects. The score stage reads the stored rows instead.
         """
         pending_cells = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
         specs = [self.specs[cell.cell] for cell in pending_cells]
@@ -207,12 +202,10 @@ class Answering:
         return rows[0]["answer"] or ""
 
     def _results(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
-        """Yield lists of results that can be committed together, one result per cell.
+        """Yield lists of results to commit together, one result per cell of `specs`.
 
-        Cells that share a prefill are in one list. Other cells get a list each, so an interrupted sample keeps its finished
-        cells. An exception becomes the status of the cells that have no result yet.
-
-        specs: the cells to answer with.
+        Cells that share a prefill are in one list; other cells have a list each. An exception becomes the status of all
+        cells without a result.
         """
         unfinished_specs = list(specs)
         try:
@@ -240,30 +233,25 @@ class Answering:
         resampled_specs = resampled(specs, prompt, self.loaded.family)
         shared_specs = [spec for spec in specs if spec not in resampled_specs]
         if shared_specs:
-            yield from self._of_prompt(request, prompt, shared_specs, extras)
+            yield from self._answer_prompt(request, prompt, shared_specs, extras)
         encode_again = partial(self._encoded, request, identity, self.loaded.device)
         cut_text = [spec for spec in resampled_specs if not spec.compressor.needs_visual]
+        smaller_pictures = [spec for spec in resampled_specs if spec not in cut_text]
         specs_with_encoders = (
             (cut_text, lambda share: encode_again(tokens=int(share * prompt.length))),
-            (
-                [spec for spec in resampled_specs if spec not in cut_text],
-                lambda share: encode_again(share=share),
-            ),  # smaller pictures
+            (smaller_pictures, lambda share: encode_again(share=share)),
         )
         for group, encode_share in specs_with_encoders:
             yield from answered(
                 SmallerPrompts(encode_share, prompt, self.loaded.family),
                 group,
                 # The smaller prompt has other distributions: no noise floor, no sampled reference.
-                lambda small, own: self._of_prompt(request, small, own, ExtraMeasures(reference=extras.reference)),
+                lambda small, own: self._answer_prompt(request, small, own, ExtraMeasures(reference=extras.reference)),
             )
 
     def _prompt(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> EncodedPrompt:
-        """Encode the request's prompt.
-
-        If a cell compresses a document once for several questions, all questions about it are encoded too, as the prompt's
-        `document`.
-        """
+        """Encode a request's prompt. If a cell compresses a document once for several questions, all of them are
+        encoded too."""
         asked_document, device = request.document, self.loaded.device
         if asked_document is None or not any(protocol(spec.protocol).knows != "own" for spec in specs):
             return self._encoded(request, identity, device)
@@ -271,7 +259,7 @@ class Answering:
         if self._document is None or self._document.identity != document_name:
             shared_media = SharedMedia(self.loaded.processor)
 
-            def made(text: str, name: str) -> EncodedPrompt:
+            def encode_question(text: str, name: str) -> EncodedPrompt:
                 messages = with_question(request.messages, request.context, text)
                 question = replace(request, messages=messages)
                 return self._encoded(question, name, device, shared=shared_media)
@@ -282,12 +270,17 @@ class Answering:
             document_prompts = DocumentPrompts(
                 document_name,
                 asked_document.number,
-                tuple(made(text, name) for text, name in zip(asked_document.texts, sample_names, strict=True)),
+                tuple(
+                    encode_question(text, name) for text, name in zip(asked_document.texts, sample_names, strict=True)
+                ),
                 asked_document.first,
-                made(asked_document.generic, f"{document_name}/generic")
+                encode_question(asked_document.generic, f"{document_name}/generic")
                 if asked_document.generic and "generic" in known_questions
                 else None,
-                tuple(made(text, f"{name}/paraphrase") for text, name in zip(paraphrases, sample_names, strict=False)),
+                tuple(
+                    encode_question(text, f"{name}/paraphrase")
+                    for text, name in zip(paraphrases, sample_names, strict=False)
+                ),
             )
             if "turns" in known_questions:
                 first_messages = with_question(
@@ -301,9 +294,7 @@ class Answering:
                 *([document_prompts.generic] if document_prompts.generic else []),
             )
             same_context((*document_prompts.questions, *other_prompts), self.loaded.family)
-            self._document = (
-                document_prompts  # stored only after the check, so the document's next question needs no check
-            )
+            self._document = document_prompts  # set after the check, so the document's next question needs none
         waiting_questions = self._waiting(request, self._document)
         own_prompt = self._document.questions[asked_document.number]
         return replace(
@@ -311,13 +302,12 @@ class Answering:
         )
 
     def _waiting(self, request: Request, document: DocumentPrompts) -> tuple[int, ...]:
-        """Return the indices of the document's questions that will be asked later in this run, with the same cells and decode
-        rules."""
+        """Return the numbers of the document's questions that come later with the same cells and decode rules."""
         if request.document is None:
             return ()
         rules, own_number, sample_ids = self._rules_for(request), request.document.number, request.document.sample_ids
         done_by_question = [[name in self.done[cell.cell] for cell in self.cells] for name in sample_ids]
-        fits_context = [self._within_context(rules, prompt) is rules for prompt in document.questions]
+        fits_context = [self._limit_to_context(rules, prompt) is rules for prompt in document.questions]
         return tuple(
             other
             for other in request.waiting
@@ -326,12 +316,12 @@ class Answering:
             and fits_context[own_number]
         )
 
-    def _of_prompt(
+    def _answer_prompt(
         self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
-        """Answer an encoded prompt with the cells `specs`. Yield lists of results that can be committed together."""
-        rules = self._within_context(self._rules_for(request), prompt)
-        for results in self._generated(prompt, specs, rules, extras):
+        """Answer an encoded prompt with the cells `specs`. Yield lists of results to commit together."""
+        rules = self._limit_to_context(self._rules_for(request), prompt)
+        for results in self._generate(prompt, specs, rules, extras):
             if rules is not self._rules_for(request):
                 for result in results:
                     result.fallback += [CONTEXT_END] * (result.finish_reason == "length")
@@ -341,20 +331,17 @@ class Answering:
                 self.watch(request, prompt, results)
             yield results
 
-    def _within_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
-        """Return the decode rules with the number of new tokens limited to the model's free positions.
-
-        An answer's last token needs no position.
-        """
+    def _limit_to_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
+        """Limit the number of new tokens to the model's free positions. The last token needs none."""
         max_context = self.loaded.family.max_context
         free_positions = rules.max_new_tokens if max_context is None else max_context - prompt.length + 1
         return rules if free_positions >= rules.max_new_tokens else rules.shortened(free_positions)
 
-    def _generated(
+    def _generate(
         self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: ExtraMeasures
     ) -> Iterator[list[ForkResult]]:
         if not self.config.shares_prefill:
-            yield from ([self._alone(prompt, spec, rules)] for spec in specs)
+            yield from ([self._generate_alone(prompt, spec, rules)] for spec in specs)
             return
         if self._engine is None or self._engine.rules is not rules:
             self.close()
@@ -374,7 +361,8 @@ class Answering:
     def _extras(self, request: Request) -> ExtraMeasures:
         """Return what to measure for a request besides its answer, such as the likelihood of the reference answer.
 
-        If the reference answer cannot be tokenized, a warning is logged and the measures that need it are left out.
+        If the reference answer cannot be tokenized, a warning is logged, and measures that need this answer are left
+        out.
         """
         reference_ids: tuple[int, ...] = ()
         continuation = "continuation" in self.measures
@@ -390,7 +378,7 @@ class Answering:
         measures_fidelity = self.config.fidelity and (bool(reference_ids) or not continuation)
         return ExtraMeasures(measures_fidelity, reference_ids, "self_rouge" in self.measures, continuation)
 
-    def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
+    def _generate_alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
         from mmkv_bench.generation.unshared_generation import run_alone
 
         loaded, config = self.loaded, self.config
@@ -407,7 +395,7 @@ class Answering:
         )
 
     def _rules_for(self, request: Request) -> DecodeRules:
-        """Return the decode rules of a request. They are computed once, because all samples of a task share them."""
+        """Return the decode rules of a request, cached because all samples of a task share them."""
         key = repr(sorted(request.generation.items(), key=lambda item: item[0]))
         if self._rules is None or self._rules[0] != key:
             self._rules = (key, decode_rules(self.loaded, request.generation))
@@ -424,11 +412,11 @@ class Answering:
             "shard": self.config.selection.shard,
             "chosen": True if self.config.selection.samples is not None else None,
         }
-        return row if row["status"] == "ok" else failed(row, row["status"], row["error"])
+        return row if row["status"] == "ok" else failure_row(row, row["status"], row["error"])
 
 
-def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, Any]:
-    """Return a response row changed to a failure: with `status` and `error`, and without an answer that could be scored."""
+def failure_row(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, Any]:
+    """Return a response row changed to a failure with `status` and `error`, without answer and measures."""
     failure_values: dict[str, Any] = {
         "status": status,
         "error": error,
@@ -448,7 +436,7 @@ def prompt_row(
 ) -> dict[str, Any]:
     """Return a sample's row of the table `prompts`.
 
-    dataset: the dataset's name in rows.
+    dataset: name of the dataset in rows.
     fingerprint: checksum of the model.
     visual: the result of `visual_places`.
     rendered: text of the whole prompt.
@@ -469,10 +457,7 @@ def prompt_row(
 
 
 def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of chat messages in order, with `<image>` and `<video>` in place of media.
-
-    If there are several turns, each starts with its role.
-    """
+    """Return the text of chat messages, with `<image>` and `<video>` for media. Several turns start with their roles."""
     turn_texts = []
     for turn in messages:
         part_texts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]
@@ -481,11 +466,11 @@ def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
-    """Return where each visual token is in the prompt and in its picture: six numbers per token, in one flat list.
+    """Return where each visual token is in the prompt and in its image: a flat list with six numbers per token.
 
-    The numbers are: index in the prompt, number of the image, and the box's top, bottom, left and right. The last five are -1
-    for a token that shows no part of an image. Return None if the family's rule is unknown, or the prompt has videos or no
-    images.
+    The numbers are: index in the prompt, number of the image, and the box's top, bottom, left and right. The last five
+    are -1 for a token that shows no part of an image. Return None for prompts with videos or without images, and for
+    families whose rule is unknown.
     """
     from mmkv_bench.families.registry import token_boxes
 

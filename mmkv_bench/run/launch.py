@@ -1,8 +1,8 @@
-"""`mmkv-bench launch`: one run split over N processes of this machine.
+"""`mmkv-bench launch`: split one run over N processes of this machine.
 
-The processes answer samples from one queue (`dispatch.py`), the datasets with the most work first, into the same result
-folder. Each has its own device if the machine has devices. This process then scores all rows once. If a process dies, the
-others answer its samples; if all die, the same command continues.
+The processes take samples from one queue (`dispatch.py`) and write to the same result folder. Each process has its own
+device if the machine has devices. When all processes have ended, the starting process scores the answers once. If a
+process dies, the others answer its samples. If all processes die, the same command continues the run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
 
 _POLL_S = 0.5  # seconds between checks for a stop signal
-RUN = (sys.executable, "-m", "mmkv_bench")
+_RUN = (sys.executable, "-m", "mmkv_bench")
 
 
 @dataclass(frozen=True, eq=False)
 class Worker:
-    """A process to start: its command line, additional environment variables, and the file for its output."""
+    """A process to start: command line, additional environment variables, and log file."""
 
     name: str
     command: tuple[str, ...]
@@ -41,57 +41,49 @@ class Worker:
     log: Path
 
 
-def launch_in_job(overrides: Sequence[str], asked: int) -> int:
-    """Run one job of a sweep in several processes, one per device. Return the exit code.
+def launch_in_job(overrides: Sequence[str], requested: int) -> int:
+    """Run one Slurm job of a sweep in several processes, one per device. Return the exit code.
 
-    A stop signal is passed on to the processes, which store their current samples. Then `Stopped` is raised.
-
-    overrides: overrides of a run, perhaps of one shard.
-    asked: number of devices that the job requested.
+    overrides: overrides of a run, which may name a shard.
+    requested: number of devices that the job requested.
 
     Raises:
-        ConfigError: as `launch`, or the job sees no device.
+        ConfigError: the job sees no device, or an error of `launch`.
+        Stopped: the job got a stop signal. The processes have stored their current samples.
     """
-    visible = visible_devices("auto")[:asked]
+    visible = visible_devices("auto")[:requested]
     if not visible:
         raise ConfigError(
-            f"this job requested {asked} GPUs but sees none "
+            f"this job requested {requested} GPUs but sees none "
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}); check its node's driver and "
             "hydra.launcher.setup, or give model.device=cpu"
         )
-    if len(visible) < asked:
-        print(f"mmkv_bench: the job requested {asked} GPUs but sees {len(visible)}; it uses those", file=sys.stderr)
+    if len(visible) < requested:
+        print(f"mmkv_bench: the job requested {requested} GPUs but sees {len(visible)}; it uses those", file=sys.stderr)
     with defer_stop_signals():
-        return launch(overrides, seen=visible)
+        return launch(overrides, job_devices=visible)
 
 
-def launch(
-    overrides: Sequence[str],
-    processes: int | None = None,
-    run: Sequence[str] = RUN,
-    seen: Sequence[str] | None = None,
-) -> int:
-    """Run one configuration in several processes of this machine, then score it unless `stage=generate`. Return the exit
-    code.
+def launch(overrides: Sequence[str], processes: int | None = None, job_devices: Sequence[str] | None = None) -> int:
+    """Generate one run's answers in several processes, then score them unless `stage=generate`. Return the exit code.
 
     Args:
-        overrides: as for a run.
+        overrides: as for `mmkv-bench run`.
         processes: number of processes; None starts one per visible device.
-        run: the command that starts every process.
-        seen: the devices of a job of a sweep, whose overrides may name a shard; None uses this machine's devices.
+        job_devices: devices of a Slurm job, whose overrides may name a shard. None uses this machine's devices.
 
     Raises:
-        ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, or no number of processes
+        ConfigError: the configuration cannot run; the overrides have a shard or `stage=score`; or `processes` is None
             on a machine without devices.
     """
-    from mmkv_bench.plan.validate import validated
+    from mmkv_bench.plan.validate import compose_checked
 
     for text in overrides:
-        if text.partition("=")[0].lstrip("+") == "shard" and seen is None:
+        if text.partition("=")[0].lstrip("+") == "shard" and job_devices is None:
             raise ConfigError(
                 f"{text}: launch divides the run itself; drop {text}, or run the shard with mmkv-bench run"
             )
-    config = validated(overrides)
+    config = compose_checked(overrides)
     if config.stage == "score":
         raise ConfigError(
             "stage=score needs only one process; allowed with launch: both, generate; use "
@@ -104,8 +96,8 @@ def launch(
         from mmkv_bench.run.run import carry_out
         from mmkv_bench.store.store import Store
 
-        devices = visible_devices(config.model.device) if seen is None else list(seen)
-        number_of_processes = _count(processes, devices, spans_devices)
+        devices = visible_devices(config.model.device) if job_devices is None else list(job_devices)
+        number_of_processes = _number_of_processes(processes, devices, spans_devices)
         plan = make_plan(config)
     store = Store(plan.out)
     coverage = plan.coverage(store)
@@ -115,24 +107,16 @@ def launch(
     for part in incomplete:  # once, before the processes start
         documents(part.spec, plan.limit)
     log_prefix = "process"
-    if seen is not None:  # a name for this attempt of a job, unique among all that write to one folder
+    if job_devices is not None:  # a name for this attempt of a job, unique among all that write to one folder
         job_id, restart_count = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
         log_prefix = f"job-{job_id or os.getpid()}-{restart_count or 0}-process"
-    ordered_overrides = [*overrides, *_longest_first(plan)]
+    ordered_overrides = [*overrides, *_longest_first_override(plan)]
     exit_code_by_worker = run_all(
-        workers(
-            ordered_overrides,
-            number_of_processes,
-            devices,
-            Path(config.out),
-            run,
-            spread=spans_devices,
-            named=log_prefix,
-        )
+        workers(ordered_overrides, number_of_processes, devices, Path(config.out), spans_devices, log_prefix)
     )
     for worker, code in exit_code_by_worker.items():
         print(f"mmkv_bench: process {worker.name} ended with exit code {code}; see {worker.log}", file=sys.stderr)
-    stopped_lines = _stopped(exit_code_by_worker)
+    stopped_lines = _stopped_dataset_lines(exit_code_by_worker)
     for line in stopped_lines:
         print(f"mmkv_bench: {line}", file=sys.stderr)
     store.recover()  # publish what a dead process had committed
@@ -147,12 +131,10 @@ def launch(
     return max(score_exit_code, int(bool(stopped_lines)))
 
 
-def _stopped(failed: Mapping[Worker, int]) -> list[str]:
-    """Return log lines about datasets that stopped early, if processes failed for that reason only; else no lines.
+def _stopped_dataset_lines(failed: Mapping[Worker, int]) -> list[str]:
+    """Return log lines about datasets that stopped early, if all failed processes have exit code 1; else none.
 
-    If there are lines, the other datasets can be scored.
-
-    failed: process to its exit code.
+    failed: failed process to exit code.
     """
     from mmkv_bench.run.console_output import STOPPED
 
@@ -167,19 +149,18 @@ def workers(
     count: int,
     devices: Sequence[str],
     out: Path,
-    run: Sequence[str] = RUN,
     spread: bool = False,
-    named: str = "process",
+    log_prefix: str = "process",
 ) -> list[Worker]:
-    """Return the processes of a split run, not started yet.
+    """Return the processes of a split run. This function does not start them.
 
     Args:
         overrides: overrides of the run.
         count: number of processes.
-        devices: visible devices, assigned in turn. Empty on CPU, where the cores are divided instead.
-        out: the result folder, whose `logs` get the processes' output.
-        spread: whether a process takes several devices (`model.device_map`).
-        named: prefix of the logs' names. Jobs that share a folder need different prefixes.
+        devices: visible devices, assigned in turn. Without devices, the CPU cores are divided.
+        out: result folder; logs go to its subfolder `logs`.
+        spread: whether the model spans several devices (`model.device_map`).
+        log_prefix: prefix of the log files' names, different for each job that writes to the folder.
     """
     new_workers = []
     for index in range(count):
@@ -191,20 +172,21 @@ def workers(
             threads = max(1, (os.cpu_count() or 1) // count)
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
         quiet_overrides = [text for text in overrides if text.lstrip("+") != "json=true"]
-        command = (*run, *quiet_overrides, "stage=generate")
-        new_workers.append(Worker(name, command, environment, out / "logs" / f"{named}-{index}-of-{count}.log"))
+        command = (*_RUN, *quiet_overrides, "stage=generate")
+        new_workers.append(Worker(name, command, environment, out / "logs" / f"{log_prefix}-{index}-of-{count}.log"))
     return new_workers
 
 
-def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
-    """Start processes, distribute samples to them, and wait until all have ended. Return those that failed, with their exit
-    codes.
+def run_all(new_workers: Sequence[Worker]) -> dict[Worker, int]:
+    """Start processes, serve samples to them, and wait until all have ended. Return the failed processes with their
+    exit codes.
 
-    Exit codes are negative for a signal. Each line that a process writes to stderr is shown with the process's name in front.
-    Ctrl-C, or a remembered stop signal (`signals.defer_stop_signals`), ends all processes and is raised again.
+    The exit code of a process that a signal ended is negative. Each line of a process's stderr is printed after the
+    process's name. After Ctrl-C or a stop signal (`signals.defer_stop_signals`), all processes are terminated and the exception
+    is raised again.
     """
     running_processes, dispatcher = [], Dispatcher()
-    for worker in started:
+    for worker in new_workers:
         worker.log.parent.mkdir(parents=True, exist_ok=True)
         log = worker.log.open("w")
         with dispatcher.connect() as theirs:
@@ -216,7 +198,7 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
                 pass_fds=[theirs.fileno()],
                 text=True,
             )
-        thread = threading.Thread(target=_forward, args=(worker.name, process.stderr, log), daemon=True)
+        thread = threading.Thread(target=_print_with_name, args=(worker.name, process.stderr, log), daemon=True)
         thread.start()
         running_processes.append((worker, process, thread, log))
     try:
@@ -238,10 +220,7 @@ def run_all(started: Sequence[Worker]) -> dict[Worker, int]:
 
 
 def visible_devices(setting: str) -> list[str]:
-    """List the devices of this machine in the form of CUDA_VISIBLE_DEVICES. Empty without devices and for `setting` cpu.
-
-    setting: value of `model.device`.
-    """
+    """List this machine's devices as CUDA_VISIBLE_DEVICES does, or none if `setting` (`model.device`) is cpu."""
     if setting == "cpu":
         return []
     listed_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -250,11 +229,8 @@ def visible_devices(setting: str) -> list[str]:
     return [str(index) for index in range(devices.KINDS["cuda"].count())]
 
 
-def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
-    """Return the number of processes: `processes` if given, else one per device.
-
-    A model that spans several devices (`spread`) gets one process, because its number of devices is unknown.
-    """
+def _number_of_processes(processes: int | None, devices: Sequence[str], spread: bool) -> int:
+    """Return `processes` if given, else the number of devices, or 1 for a model on several devices (`spread`)."""
     if processes is None and not devices:
         raise ConfigError(
             "this machine has no device, so the number of processes cannot be derived; give --processes N"
@@ -262,8 +238,8 @@ def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
     return processes or (1 if spread else len(devices))
 
 
-def _longest_first(plan: Plan) -> list[str]:
-    """Return an override that sorts the datasets by work (samples times maximum tokens per answer), the most first."""
+def _longest_first_override(plan: Plan) -> list[str]:
+    """Return an override that sorts the datasets by samples times maximum answer tokens, largest first."""
     if len(plan.parts) < 2:
         return []
     from mmkv_bench.plan.planner import longest_first
@@ -273,7 +249,7 @@ def _longest_first(plan: Plan) -> list[str]:
     return [f"dataset=[{','.join(longest_first(work_by_dataset))}]"]
 
 
-def _forward(name: str, lines: IO[str], log: IO[str]) -> None:
+def _print_with_name(name: str, lines: IO[str], log: IO[str]) -> None:
     for line in lines:
         log.write(line)
         log.flush()

@@ -1,10 +1,8 @@
-"""Checks that all rows of a cell have one origin. Stored rows must come from the same machine and prompts, and the files that
-a run reads must not change while it runs.
+"""Checks that all rows of a cell (one method at one budget) were made in the same way.
 
-A check costs one `stat` per file. If a file's state changed, its content is compared, because a new modification time alone is
-harmless. Large files whose content was never hashed (weights of the hub, identified by their commit) count as changed. After a
-change, rows written since the last good check may come from either content. They become failed rows, which `retry=[error]`
-answers again.
+Stored rows must come from the same kind of machine and the same prompt format. The files that a run reads must not
+change during the run. Rows written between the last good check and the check that finds a change become failed rows,
+which `retry=[error]` answers again.
 """
 
 from __future__ import annotations
@@ -26,53 +24,53 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 1.0
-CHECK_FACTOR = (
-    20  # wait this many times a check's duration before the next: a dataset may be tens of thousands of files
-)
+CHECK_FACTOR = 20  # least pause between checks, in durations of a check, which may read tens of thousands of files
 READ_BELOW = 1 << 26  # files with fewer bytes are read to know their content
 
 
 class Inputs:
-    """The files on which one dataset's answers depend, with checks that they do not change during a run.
+    """Checks that the files on which one dataset's answers depend do not change during a run.
+
+    A check costs one `stat` per file. If the size, time or inode of a file differs, the checksum is compared. Files of
+    `READ_BELOW` bytes or more without a cached checksum then count as changed.
 
     Args:
         model: files of weights, configuration and processor.
         data: files of the dataset's rows and its task's code.
-        writer: destination of rows.
+        writer: writer of the rows.
     """
 
     def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Writer) -> None:
         self._writer, self._model = writer, frozenset(model)
         self._checksums = Checksums(cache_dir() / "checksums.json")
-        self._known: dict[Path, tuple[State, str | None]] = {}
+        self._file_states: dict[Path, tuple[State, str | None]] = {}
         for file in sorted({*self._model, *data}):
             state = state_of(file)
             digest = self._checksums.digest if state.size < READ_BELOW else self._checksums.cached_digest
-            self._known[file] = state, digest(file)
-        self._since: list[Sequence[Mapping[str, Any]]] = []
+            self._file_states[file] = state, digest(file)
+        self._rows_since_check: list[Sequence[Mapping[str, Any]]] = []
         self._next = time.monotonic() + EVERY_S
         self._stopped: ConfigError | DataError | None = None
 
-    def committed(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Remember the rows of a committed sample, and check the files if the last check is old. Raises the errors of `look`."""
-        self._since.append(rows)
+    def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Remember the committed rows of a sample, and call `check` when a check is due."""
+        self._rows_since_check.append(rows)
         if time.monotonic() >= self._next:
-            self.look()
+            self.check()
 
-    def look(self) -> None:
-        """Check that no file has changed since this object was made.
-
-        If one has, the rows since the last check become failed rows, and this and all later checks raise an error.
+    def check(self) -> None:
+        """Check that no file has changed since this object was made. After a change, the rows since the last check
+        become failed rows, and every call raises.
 
         Raises:
             ConfigError: a file of the model changed.
             DataError: a file of the dataset changed.
         """
-        from mmkv_bench.run.generate import failed
+        from mmkv_bench.run.generate import failure_row
 
         if self._stopped is not None:
             raise self._stopped
-        uncertain_rows, self._since, check_start = self._since, [], time.monotonic()
+        uncertain_rows, self._rows_since_check, check_start = self._rows_since_check, [], time.monotonic()
         changed_file = self._changed()
         check_end = time.monotonic()
         self._next = check_end + max(EVERY_S, CHECK_FACTOR * (check_end - check_start))
@@ -80,7 +78,7 @@ class Inputs:
             return
         reason = f"{changed_file.name} changed while this was answered"
         for rows in uncertain_rows:
-            self._writer.commit([failed(row, "error", reason) for row in rows])
+            self._writer.commit([failure_row(row, "error", reason) for row in rows])
         error_class = ConfigError if changed_file in self._model else DataError
         self._stopped = error_class(
             f"{changed_file} changed while the run was reading it; {len(uncertain_rows)} samples answered since the last check "
@@ -90,28 +88,29 @@ class Inputs:
         raise self._stopped
 
     def _changed(self) -> Path | None:
-        for file, (state, digest) in self._known.items():
+        for file, (state, digest) in self._file_states.items():
             try:
                 present_state = state_of(file)
                 if present_state == state:
                     continue
                 if digest is None or self._checksums.digest(file) != digest:
                     return file
-                self._known[file] = present_state, digest
+                self._file_states[file] = present_state, digest
             except (OSError, ConfigError):  # the file is gone, or being written
                 return file
         return None
 
 
 def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str, Any], times: bool = False) -> None:
-    """Refuse to add rows to cells that were begun on another kind of machine, because no hash covers the machine.
+    """Refuse to add rows to cells that have rows of another kind of machine, because no hash covers the machine.
 
     Args:
+        cells: hashes of the cells.
         own: device, cpu and versions of this process (`provenance.collect`).
-        times: whether times will be added, which depend on the CPU model in any precision.
+        times: whether the new rows have times, which depend on the CPU model in every precision.
 
     Raises:
-        StoreError: a cell was begun on another device, in half precision on another kind of CPU, or under another lmms-eval.
+        StoreError: a cell has rows of another device, another kind of CPU (in half precision), or another lmms-eval.
     """
     columns = ("device", "cpu", "dtype", "versions")
     for row in store.cells(cells, columns).select(columns).group_by(list(columns)).aggregate([]).to_pylist():
@@ -135,12 +134,12 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
 
 
 def refuse_other_prompts(store: Store, cells: Sequence[str], loaded: LoadedModel) -> None:
-    """Refuse to add rows to cells whose stored `prompt_format` differs from the loaded model's.
+    """Refuse to add rows to cells whose stored `prompt_format` differs from the loaded model's. No hash covers the
+    format.
 
-    No hash covers the format.
-
-    Rows from before this column existed are accepted, unless older versions made other prompts for this model: with chat
-    templates that take text or write the date, and with tokenizers whose begin-of-text token was missing or doubled.
+    Rows without a format come from older versions. They are refused only for models whose prompts those versions wrote
+    differently: chat templates that take text or write the date, and tokenizers whose begin-of-text token was missing
+    or doubled.
 
     Raises:
         ConfigError: the cells have rows with another prompt format.

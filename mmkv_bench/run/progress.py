@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: bars over samples, and a line while libraries are imported or a model is loaded."""
+"""Progress of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -10,40 +10,39 @@ from typing import Any, Self, TextIO
 
 
 class Progress:
-    """A progress display that counts finished samples, answers or cells.
+    """A display of the number of finished samples, answers or cells: a bar on a terminal, lines elsewhere.
 
     Args:
-        total: number to do, without those of earlier runs.
-        label: name of the dataset, such as `pages_walk`.
-        stream: destination, stderr by default; stdout stays for results.
-        every: seconds between lines if the stream is not a terminal.
+        total: number to finish, without the results of earlier runs.
+        label: text before the numbers, such as a dataset's name.
+        stream: destination; stderr by default.
+        every: seconds between lines.
     """
 
     def __init__(self, total: int, label: str, stream: TextIO | None = None, every: float = 10.0):
         self.total, self.label, self.every = total, label, every
         self.stream = stream or sys.stderr
-        self.count = self._told = 0
+        self.count = self._printed_count = 0
         self._bar: Any = None  # rich's, on a terminal
 
     def __enter__(self) -> Self:
-        self._start = self._shown = self._last = time.monotonic()
+        self._start = self._printed_time = self._last = time.monotonic()
         if self.stream.isatty():
-            self._bar = self._terminal()
+            self._bar = self._terminal_bar()
             self._task = self._bar.add_task(self.label, total=self.total)
             self._bar.start()
         return self
 
     def advance(self, samples: int = 1) -> None:
-        """Add to the count, and show the progress."""
+        """Add to the count, and show it."""
         self.count += samples
         self._last = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, advance=samples)
-        elif self.count and (not self._told or self._last - self._shown >= self.every):
-            self._line()
+        elif self.count and (not self._printed_count or self._last - self._printed_time >= self.every):
+            self._print_line()
 
     def relabel(self, label: str) -> None:
-        """Change the label, for example to the next dataset."""
         self.label = label
         if self._bar is not None:
             self._bar.update(self._task, description=label)
@@ -51,30 +50,30 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self.count > self._told:
-            self._line()
+        elif self.count > self._printed_count:
+            self._print_line()
 
-    def _line(self) -> None:
-        self._shown, self._told = time.monotonic(), self.count
-        elapsed, time_left = self._shown - self._start, self.left()
+    def _print_line(self) -> None:
+        self._printed_time, self._printed_count = time.monotonic(), self.count
+        elapsed, time_left = self._printed_time - self._start, self.left()
         progress_line = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {time_left} left"
         print(progress_line, file=self.stream, flush=True)
 
     def left(self) -> str:
-        """Return the remaining time as text, estimated from the mean over all samples so far; `?` before the first."""
+        """Return the remaining time as text, estimated from the mean time so far; `?` before the first sample."""
         if not self.count:
             return "?"
         seconds_per_sample = (self._last - self._start) / self.count
         return duration(max(0.0, (self.total - self.count) * seconds_per_sample - (time.monotonic() - self._last)))
 
-    def _terminal(self):
+    def _terminal_bar(self):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
         from rich.text import Text
 
         class Left(ProgressColumn):
-            """A progress column with the remaining time, also before the second sample (rich's own column has no speed then)."""
+            """Progress column with the remaining time. The column of rich shows none before the second sample."""
 
             def render(_, task):
                 return Text(self.left(), style="progress.remaining")
@@ -91,7 +90,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: `42 s`, `3:05 min`, `2:10 h`."""
+    """Format a duration in seconds: `42 s`, `3:05 min`, `2:10 h`."""
     seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
@@ -103,11 +102,10 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def waiting(what: str, stream: TextIO | None = None, log: bool = False) -> Iterator[None]:
-    """Show `what ...` on a terminal until the block ends. The text is erased before an error's message is printed.
+    """Show `what ...` on a terminal while a block runs, then erase the text.
 
-    Args:
-        stream: destination, stderr by default; stdout stays for results.
-        log: whether to write the text to a stream that is no terminal, as a sign that a run has begun.
+    stream: destination; stderr by default.
+    log: whether to print the text on a stream that is no terminal.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

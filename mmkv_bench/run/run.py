@@ -1,4 +1,7 @@
-"""A run, top to bottom: plan the cells, print the card, generate missing answers, score them, print the tables."""
+"""One run from start to end: plan, print the settings, generate missing answers, score them, print the tables.
+
+A cell is one row of the result tables: one method at one budget on one dataset (see `plan/cells.py`).
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ from mmkv_bench.run.console_output import PromptSize, Report, card, columns
 from mmkv_bench.run.dispatch import SampleQueueClient
 from mmkv_bench.run.origin_checks import Inputs, refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.progress import Progress, waiting
-from mmkv_bench.run.scoring import score_dataset, unscored
-from mmkv_bench.run.tracking import DatasetTracker, described, summarise, tracker
+from mmkv_bench.run.scoring import cells_to_score, score_dataset
+from mmkv_bench.run.tracking import DatasetTracker, flat_config, summarise, tracker
 from mmkv_bench.signals import check_stop, defer_stop_signals
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import name_primary
@@ -40,20 +43,20 @@ if TYPE_CHECKING:
 
 
 def run(config: RunConfig) -> int:
-    """Plan and run a validated configuration. Return the exit code of `carry_out`."""
+    """Plan a validated configuration and carry it out. Return the exit code of `carry_out`."""
     with waiting("planning"):
         plan = make_plan(config)
     return carry_out(plan)
 
 
 def carry_out(plan: Plan) -> int:
-    """Carry out a plan: generate missing answers, score them, print tables. Return the exit code.
+    """Generate the missing answers of a plan, score them and print the tables. Return the exit code.
 
-    The exit code is 1 if a row of the run is a failure (its row has the reason), or if one of several datasets stopped
-    because of its data or scorer. Otherwise it is 0.
+    The exit code is 1 if one of the plan's stored rows is a failure, or if one of several datasets stopped because of
+    an error in its data or scorer. Otherwise the exit code is 0.
 
     Raises:
-        MMKVError: the run as a whole stops. The exception has the exit code.
+        MMKVError: the whole run stops. The exception has the exit code.
     """
     start_time = time.perf_counter()
     is_scoring, store = plan.stage != "generate", Store(plan.out)
@@ -67,12 +70,12 @@ def carry_out(plan: Plan) -> int:
     store.recover()
     changed_samples, notes_of_other_cells = changed_answers(plan, store)
     plan = plan.with_changed(changed_samples)
-    rows, coverage = _read(plan, store)
+    rows, coverage = _read_rows(plan, store)
     _refuse_other_sharing(plan, store, coverage)
     missing_by_dataset = {part.dataset: coverage.missing(part) for part in plan.parts}
     generating = plan.stage != "score" and any(missing_by_dataset.values())
     with waiting("loading the model"):
-        loaded = _loaded(plan, missing_by_dataset) if generating else None
+        loaded = _load_model(plan, missing_by_dataset) if generating else None
         if loaded is not None:
             refuse_other_prompts(store, plan.names, loaded)
         prompts = _first_prompts(plan, loaded) if loaded else {}
@@ -81,12 +84,12 @@ def carry_out(plan: Plan) -> int:
     spec_by_dataset = {part.dataset: part.spec for part in plan.parts}
     is_score_stage = plan.stage == "score"
     stale_cells = (
-        unscored(store, plan.cells, judge, rows, spec_by_dataset, undigested=is_score_stage) if is_scoring else []
+        cells_to_score(store, plan.cells, judge, rows, spec_by_dataset, undigested=is_score_stage) if is_scoring else []
     )
     if not generating:  # nothing to track
         run_tracker = None
     if run_tracker is not None:
-        run_tracker.start(described(plan.resolved, plan.cells))
+        run_tracker.start(flat_config(plan.resolved, plan.cells))
     scored_cells, failed_rows, is_finished = 0, 0, False
     reason_by_stopped_dataset: dict[str, str] = {}
     try:
@@ -102,12 +105,12 @@ def carry_out(plan: Plan) -> int:
             store.forget_scores(changed_samples)
             with computing_with(threads_for(loaded, plan.model.threads)):
                 _generate(plan, loaded, store, missing_by_dataset, run_tracker, reason_by_stopped_dataset)
-            rows, coverage = _read(plan, store)
-            stale_cells = unscored(store, plan.cells, judge, rows, spec_by_dataset) if is_scoring else []
+            rows, coverage = _read_rows(plan, store)
+            stale_cells = cells_to_score(store, plan.cells, judge, rows, spec_by_dataset) if is_scoring else []
         if stale_cells:
             del rows  # frees memory for scoring
             scored_cells = _score(store, plan.parts, stale_cells, judge, reason_by_stopped_dataset)
-            rows, _ = _read(plan, store)
+            rows, _ = _read_rows(plan, store)
         failed_rows = sum(coverage.failed(part) for part in plan.parts)
         is_finished = True
     finally:
@@ -128,13 +131,10 @@ def carry_out(plan: Plan) -> int:
     return 1 if failed_rows or reason_by_stopped_dataset else 0
 
 
-def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
-    """Read the stored rows of a plan's cells.
+def _read_rows(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
+    """Read the stored rows of a plan's cells. Return a reader that caches rows, and which answers are stored.
 
-    Return a reader that caches them, and which answers are stored.
-
-    The rows are read once for coverage, scores and tables, until something is written. A run that only generates reads just
-    what it needs to find missing rows.
+    A plan with `stage=generate` reads only the columns that tell which answers are missing.
     """
     rows = ReadOnce(store, plan.names, further=COVERAGE_COLUMNS)
     return rows, plan.coverage(store, None if plan.stage == "generate" else rows.responses)
@@ -142,7 +142,10 @@ def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Coverage]:
 
 # ---------------------------------------------------------------------- before work
 def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
-    """Refuse to mix rows with and without a shared prefill in one cell: answers are equal, but times and memory are not."""
+    """Raise ConfigError if this run's cells have rows with the other setting of `sharing`.
+
+    The answers would be equal, but times and memory are measured differently.
+    """
     if plan.stage == "score":
         return
     wanted_scope, switch = ("group", "on") if plan.answering.shares_prefill else ("own", "off")
@@ -155,9 +158,8 @@ def _refuse_other_sharing(plan: Plan, store: Store, coverage: Coverage) -> None:
         )
 
 
-def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
-    """Check device and data, then load the model and return it. Unsupported generation settings are refused here, not per
-    row.
+def _load_model(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
+    """Check the device, the data and the generation settings, and return the loaded model.
 
     todo: dataset to number of samples with missing answers.
     """
@@ -177,11 +179,10 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
 
 
 def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
-    """Map each dataset to the size of its first prompt. A dataset whose prompt cannot be made is left out; its rows report
-    the error."""
+    """Map each dataset to the size of its first prompt. Datasets whose first prompt cannot be encoded are left out."""
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.generation.encode import lengths_of
-    from mmkv_bench.run.generate import encoded
+    from mmkv_bench.run.generate import encode_request
 
     protocols = list(dict.fromkeys(cell.protocol for cell in plan.cells))
     shown_protocol = next((name for name in protocols if name in WHOLE), protocols[0])
@@ -191,7 +192,7 @@ def _first_prompts(plan: Plan, loaded: LoadedModel) -> dict[str, PromptSize]:
         def measure(request: Request, dataset: str = part.dataset) -> str:
             with suppress(Exception):  # any failure of a processor becomes that sample's status later
                 if request.error is None:
-                    prompt = encoded(loaded, plan.answering, request, "card", "cpu")
+                    prompt = encode_request(loaded, plan.answering, request, "card", "cpu")
                     context = lengths_of(protocol(shown_protocol), prompt, loaded.family).reduced
                     size_by_dataset[dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
             return ""
@@ -209,12 +210,12 @@ def _generate(
     track: WandbTracker | None,
     stopped: dict[str, str],
 ) -> None:
-    """Generate the plan's missing answers and store them, except those that other processes answer.
+    """Generate and store the plan's missing answers. Samples that other processes of the run take are left out.
 
     Args:
         todo: dataset to number of samples with missing answers.
         track: the tracker that shows progress, or None.
-        stopped: filled by this function: dataset that could not be finished to the reason.
+        stopped: this function adds each dataset that could not be finished, with the reason.
     """
     from mmkv_bench.evaluation.generating import generate
     from mmkv_bench.evaluation.grader import RunningScores
@@ -232,21 +233,20 @@ def _generate(
         confirm(part.spec, part.cells[0].dataset_fingerprint)
         inputs = Inputs(Source.of(plan.model).files(), inputs_of(part.spec), writer)
         # Progress counts samples if cells share a prefill, otherwise answers.
-        progress_total, label = (
-            (todo[part.dataset], "cells") if shares_prefill else (coverage.left(part), "cells one by one")
-        )
-        with Progress(progress_total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
+        progress_total = todo[part.dataset] if shares_prefill else coverage.left(part)
+        label = f"{part.dataset}, {len(part.cells)} cells" + ("" if shares_prefill else " one by one")
+        with Progress(progress_total, label) as bar:
 
             def after(rows: list[dict[str, Any]]) -> None:
                 queue.done(part.dataset, rows[0]["sample_id"])
                 bar.advance(int(shares_prefill))
                 if dataset_tracker is not None:
                     dataset_tracker.add(rows)
-                inputs.committed(rows)
+                inputs.add_rows(rows)
                 check_stop()
 
             def wanted(sample: SampleRef) -> bool:
-                """Tell whether this process must answer the sample. A sample of another process is counted as progress."""
+                """Tell whether this process answers the sample. Samples of other processes advance the progress bar."""
                 if not answering.wants(sample):
                     return False
                 is_own = queue.take(part.dataset, sample.sample_id)
@@ -254,17 +254,10 @@ def _generate(
                     bar.advance(1 if shares_prefill else answering.pending(sample.sample_id))
                 return is_own
 
-            samples_by_cell, after_commit = coverage.done(part), None if shares_prefill else bar.advance
+            done, measures = coverage.done(part), part.spec.measures
+            committed = None if shares_prefill else bar.advance
             answering = Answering(
-                loaded,
-                plan.answering,
-                part.cells,
-                samples_by_cell,
-                writer,
-                after,
-                part.spec.measures,
-                step,
-                committed=after_commit,
+                loaded, plan.answering, part.cells, done, writer, after, measures, step, committed=committed
             )
             try:
                 generate(part.spec, answering, plan.limit, wanted, answering.asks_groups)
@@ -272,7 +265,7 @@ def _generate(
                 answering.close()
                 if dataset_tracker is not None:
                     dataset_tracker.close()
-                inputs.look()
+                inputs.check()
 
     worker = f"w{os.getpid()}-{plan.answering.selection.shard.replace('/', 'of')}"
     with defer_stop_signals(), store.writer(worker) as writer:
@@ -280,22 +273,15 @@ def _generate(
             for part in plan.parts:
                 if todo[part.dataset]:
                     check_stop()
-                    with _one_of(plan.parts, part.dataset, stopped):
+                    with _catch_dataset_error(plan.parts, part.dataset, stopped):
                         answer(part, writer)
             if not queue.again():
                 return
 
 
 @contextmanager
-def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
-    """Run a block that works on one dataset.
-
-    If the run has other datasets, an error in this one's data or scorer is written into `stopped` instead of raised.
-
-    parts: the run's datasets.
-    label: the error's key in `stopped`: the dataset, after the word `scoring` while it is scored.
-    stopped: label to reason.
-    """
+def _catch_dataset_error(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) -> Iterator[None]:
+    """Store a data or scorer error of the block in `stopped[label]`. In a run with one dataset, raise it."""
     try:
         yield
     except (DataError, ScoringError) as error:
@@ -307,16 +293,16 @@ def _one_of(parts: Sequence[DatasetShare], label: str, stopped: dict[str, str]) 
 def _score(
     store: Store, parts: Sequence[DatasetShare], stale: Collection[str], judge: JudgeAnswers, stopped: dict[str, str]
 ) -> int:
-    """Score the answers of the cells `stale`, whose scores are missing or outdated. Return the number of newly scored cells.
+    """Score the answers of the cells `stale`. Return the number of newly scored cells.
 
-    stopped: filled by this function: `scoring <dataset>` to the reason why the dataset could not be scored.
+    stopped: this function adds `scoring <dataset>` with the reason for each dataset that could not be scored.
     """
     newly_scored = 0
     for part in parts:
-        cells_to_score = {*stale}.intersection(cell.cell for cell in part.cells)
-        if cells_to_score:
+        stale_of_part = {*stale}.intersection(cell.cell for cell in part.cells)
+        if stale_of_part:
             label = f"scoring {part.dataset}"
-            with Progress(len(cells_to_score), label) as bar, _one_of(parts, label, stopped):
+            with Progress(len(stale_of_part), label) as bar, _catch_dataset_error(parts, label, stopped):
                 confirm(part.spec, part.cells[0].dataset_fingerprint)
-                newly_scored += score_dataset(store, part.spec, part.cells, bar.advance, judge, cells_to_score)
+                newly_scored += score_dataset(store, part.spec, part.cells, bar.advance, judge, stale_of_part)
     return newly_scored

@@ -1,7 +1,5 @@
-"""Rows that scoring reads and makes: stored answers, rows of the table samples, extra metrics.
-
-Answers and scores of all cells of a dataset do not fit into memory, so cells are processed in blocks.
-"""
+"""Stored answers that scoring reads, and rows that scoring makes. Cells are read in blocks, because a dataset can
+exceed memory."""
 
 from __future__ import annotations
 
@@ -30,10 +28,10 @@ _OF_ANSWERS = ("sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
 class Answers:
-    """The stored answers of a dataset's cells (one cell is a method at a budget), read in blocks that fit into memory.
+    """Stored answers of a dataset's cells (one cell is one method at one budget), read in blocks that fit into memory.
 
-    reach: cell to 1 + the index of the last document that it answered, for all cells with an answer.
-    failed: indices of documents whose answer failed in some cell.
+    reach: cell to 1 + index of its last answered document, for cells with answers.
+    failed: indices of documents that failed in some cell.
     """
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
@@ -45,9 +43,8 @@ class Answers:
         reach = np.zeros(len(cell_names), np.int64)
         np.maximum.at(reach, cell_of_row, doc_ids + 1)
         tokens = numbers_of(pc.fill_null(rows["n_tokens"], 0))
-        answer_units_per_cell = np.bincount(cell_of_row, np.maximum(tokens / _TOKENS, 1), len(cell_names)).astype(
-            np.int64
-        )
+        units_of_row = np.maximum(tokens / _TOKENS, 1)
+        answer_units_per_cell = np.bincount(cell_of_row, units_of_row, len(cell_names)).astype(np.int64)
         rows_per_cell = np.bincount(cell_of_row, minlength=len(cell_names))
         self.reach = {name: int(own) for name, own in zip(cell_names, reach, strict=True) if own}
         self._counts, self._room = (
@@ -59,28 +56,21 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte itself
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """Split the cells, in order, into blocks of about `AT_ONCE` answers. Yield each block while its answers are in
-        memory."""
+        """Yield the cells in blocks of about `AT_ONCE` answers, each while its answers are in memory."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
-        for block in _some(cells, self._room, AT_ONCE):
+        for block in _cell_blocks(cells, self._room, AT_ONCE):
             self._held = None  # free memory before the next block is read
             self._held = ByCell(self._store.responses([cell.cell for cell in block], columns))
             yield block
 
     def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
-        """Split the block that `blocks` yielded last, in order, into pieces of about `ROWS_AT_ONCE` answers.
-
-        Yield each piece with its response rows.
-        """
+        """Yield pieces of about `ROWS_AT_ONCE` answers of the current block of `blocks`, with their response rows."""
         assert self._held is not None, "a block that `blocks` gave last"
-        for part in _some(block, self._counts, ROWS_AT_ONCE):
+        for part in _cell_blocks(block, self._counts, ROWS_AT_ONCE):
             yield part, self._held.of(*(cell.cell for cell in part))
 
     def of(self, cell: str) -> dict[str, Answer]:
-        """Map each sample id of a cell to the cell's answer, in the order of the documents.
-
-        A cell outside of the current block is read from the store.
-        """
+        """Map sample ids to a cell's answers, by document. A cell outside of the current block is read from the store."""
         from mmkv_bench.evaluation.samples import Answer
 
         rows_of_cell = self._held.of(cell) if self._held is not None and cell in self._held.places else None
@@ -94,15 +84,14 @@ class Answers:
         return dict(zip(samples, map(Answer, *fields), strict=True))
 
 
-def _some(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Iterator[list[Cell]]:
+def _cell_blocks(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Iterator[list[Cell]]:
     by_name = {cell.cell: cell for cell in cells}
     for names in blocks(by_name, counts, at_once):
         yield [by_name[name] for name in names]
 
 
 class ByCell:
-    """A table in which the rows of a cell are adjacent, for quick access by cell. places: cell to (first row, number of
-    rows)."""
+    """A table in which the rows of a cell are adjacent. places: cell to (first row, number of rows)."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -113,9 +102,8 @@ class ByCell:
             cell_starts = np.append(0, np.flatnonzero(np.diff(codes)) + 1)
             rows_per_cell = np.diff(np.append(cell_starts, len(codes)))
             cell_names = coded_cells.dictionary.take(coded_cells.indices.take(cell_starts)).to_pylist()
-            self.places = dict(
-                zip(cell_names, zip(cell_starts.tolist(), rows_per_cell.tolist(), strict=True), strict=True)
-            )
+            starts_and_counts = zip(cell_starts.tolist(), rows_per_cell.tolist(), strict=True)
+            self.places = dict(zip(cell_names, starts_and_counts, strict=True))
 
     def of(self, *cells: str) -> pa.Table:
         slices = [self._rows.slice(*self.places[cell]) for cell in cells if cell in self.places]
@@ -128,29 +116,26 @@ _SCHEMA = pa.schema(
 
 
 class SampleRows:
-    """Collects rows of the table `samples` (the value of one metric for one answer) in any order. `table` returns them by
-    cell."""
+    """Rows of the table `samples` (one metric's value for one answer), added in any order."""
 
     def __init__(self) -> None:
         self._tables = [_SCHEMA.empty_table()]
 
     def add(self, cell: str, dataset: str, scores: Iterable[SampleScore]) -> None:
-        """Add the scores of a cell's answers. A sample without an answer (of another shard or an interrupted run) gets no
-        row."""
+        """Add the scores of a cell's answers. Samples with status `missing` get no row."""
         present_scores = [score for score in scores if score.status != "missing"]
         if present_scores:
-            columns: dict[str, Sequence[Any]] = dict(
-                zip(present_scores[0]._fields, zip(*present_scores, strict=True), strict=True)
-            )
+            fields = present_scores[0]._fields
+            columns: dict[str, Sequence[Any]] = dict(zip(fields, zip(*present_scores, strict=True), strict=True))
             columns |= {"cell": [cell] * len(present_scores), "dataset": [dataset] * len(present_scores)}
             self._tables.append(pa.table({name: columns[name] for name in _SCHEMA.names}, _SCHEMA))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows given as dicts with all columns except `schema_version`."""
+        """Add rows given as dicts with the columns of `_SCHEMA`."""
         self._tables.append(pa.Table.from_pylist(rows, _SCHEMA))
 
     def add_table(self, rows: pa.Table, without: Collection[str] = ()) -> None:
-        """Add the rows of an Arrow table, except those of the metrics `without`. The column `parts` may be missing."""
+        """Add rows of an Arrow table, except those of the metrics `without`. The column `parts` may be missing."""
         if "parts" not in rows.column_names:
             rows = rows.append_column("parts", pa.nulls(rows.num_rows, _SCHEMA.field("parts").type))
         kept_rows = rows.select(_SCHEMA.names).cast(_SCHEMA)
@@ -159,14 +144,14 @@ class SampleRows:
         self._tables.append(kept_rows)
 
     def table(self) -> pa.Table:
-        """Return all rows added so far as one table, grouped by cell in the order in which the cells were added."""
+        """Return all rows, grouped by cell in the order in which cells were added."""
         rows = pa.concat_tables(self._tables)
         cell_place_of_row = pc.index_in(rows["cell"], value_set=rows["cell"].unique()).to_numpy()
         return rows.take(np.argsort(cell_place_of_row, kind="stable"))
 
 
 class Measuring:
-    """Computes the extra metrics of a dataset (`extra_metrics.py`), such as fidelity, from stored answers.
+    """Extra metrics of a dataset (`extra_metrics.py`), such as fidelity, computed from stored answers.
 
     cells: all cells of the dataset.
     answered: hashes of the cells that have answers.
@@ -182,10 +167,7 @@ class Measuring:
         self._full = store.responses(list(full_cell_by_protocol.values()), COLUMNS)
 
     def of(self, rows: pa.Table, dataset: str) -> Iterator[pa.Table]:
-        """Compute extra metrics from response rows. Yield tables of `samples` rows.
-
-        rows: response rows of some cells, with the columns that the measures read.
-        """
+        """Yield tables of `samples` rows with extra metrics. rows: response rows with `extra_metrics.COLUMNS`."""
         slim_cells = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
         stored_scores = self._store.samples(slim_cells) if slim_cells else None
         if stored_scores is not None:

@@ -1,6 +1,6 @@
-"""The score stage: stored answers go through lmms-eval's own metric code, without loading a model.
+"""The score stage: lmms-eval's own metric code scores stored answers, without a model.
 
-Every part of the store is read once for all cells of a dataset, and their scores are written together.
+A cell is one row of the result tables: one method at one budget on one dataset.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmkv_bench.evaluation.extra_metrics import NAMES
 from mmkv_bench.evaluation.fingerprints import files_as_scored, scorer_digest, scorer_files
 from mmkv_bench.judging.answers import NOT_JUDGED, not_judged
 from mmkv_bench.run.score_rows import Answers, ByCell, Measuring, SampleRows
-from mmkv_bench.store.packing import alike, arranged, blocks
+from mmkv_bench.store.packing import blocks, in_cell_order, similarity_order
 from mmkv_bench.store.parts import keys
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.tally import digests_of_cells, tally
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 EVIDENCE_COLUMNS = ("answers_digest", "scorer_digest", "scorer_files")
-"""Columns of `metrics` that identify the scored answers and the scorer."""
+"""Columns of the table `metrics` that identify the scored answers and the scorer."""
 AT_ONCE = 1 << 21  # answers and scores compared at a time
 Row = dict[str, Any]
 _NO_SCORE: Row = {"value": None}
 
 
-def unscored(
+def cells_to_score(
     store: Store,
     cells: Sequence[Cell],
     judge: JudgeAnswers | None = None,
@@ -50,23 +50,23 @@ def unscored(
 ) -> list[str]:
     """Return the hashes of the cells whose answers must be scored.
 
-    A cell must be scored if one of these holds: it was never scored; its answers or samples differ from the scored ones; its
-    metrics contradict its scores per sample; its scorer's code or files changed; the judge has not judged it.
+    These are cells without scores, and cells whose answers, scorer (code or files) or judge differ from those of the
+    stored scores. Cells whose metrics contradict their scores per sample are included too.
 
     judge: the judge that scorers may ask; None for no judge.
-    rows: the cells' rows, if some were read already.
+    rows: the cells' rows, if they were read already.
     specs: dataset to task. Only scorers of these datasets are checked for changes.
-    undigested: also return cells whose scores were stored by an older version, without a digest of the answers.
+    undigested: also return cells whose scores have no digest of the answers, because an older version stored them.
     """
     cell_names = [cell.cell for cell in cells]
     metrics = (store.metrics(cell_names) if rows is None else rows.metrics).to_pylist()
-    otherwise_scored = _otherwise_scored(store, metrics, specs or {}, undigested)
+    outdated_cells = _cells_with_outdated_scores(store, metrics, specs or {}, undigested)
     with_metrics = {row["cell"] for row in metrics}
-    cells_to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
+    cells_to_judge = {row["cell"] for row in metrics if judge is not None and _needs_judge(row, judge)}
     changed_cells: set[str] = set()
     answered_cells: set[str] = set()
-    for answered, scored in _standing(store, cell_names, rows):
-        changed_cells |= _changed(answered, scored.select(answered.column_names))
+    for answered, scored in _answers_and_scores(store, cell_names, rows):
+        changed_cells |= _cells_with_other_samples(answered, scored.select(answered.column_names))
         sums_by_cell, cells_of_block = sums_of(scored), set(answered["cell"].unique().to_pylist())
         metrics_of_block = [row for row in metrics if row["cell"] in cells_of_block]
         totals_of_metrics = [(row, sums_by_cell.get((row["cell"], row["metric"]))) for row in metrics_of_block]
@@ -78,22 +78,22 @@ def unscored(
         name
         for name in cell_names
         if name in answered_cells
-        and (name in changed_cells or name not in with_metrics or name in cells_to_judge or name in otherwise_scored)
+        and (name in changed_cells or name not in with_metrics or name in cells_to_judge or name in outdated_cells)
     ]
 
 
-def _otherwise_scored(
+def _cells_with_outdated_scores(
     store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
 ) -> set[str]:
-    """Return the cells whose stored scores belong to other answers than the stored ones, or to another version of the scorer.
+    """Return the cells whose stored scores belong to other answers or to another version of the scorer.
 
     metrics: the cells' rows of the table `metrics`.
-    specs, undigested: as in `unscored`.
+    specs, undigested: see `cells_to_score`.
     """
     digested_metrics = [row for row in metrics if row["answers_digest"] is not None]
-    otherwise_scored = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
+    outdated_cells = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
     stored_digests = tally(store).digests if digested_metrics else {}
-    otherwise_scored |= {
+    outdated_cells |= {
         row["cell"] for row in digested_metrics if stored_digests.get(row["cell"], (0, ""))[1] != row["answers_digest"]
     }
     digest_by_dataset = {name: scorer_digest(spec) for name, spec in specs.items()}
@@ -105,15 +105,14 @@ def _otherwise_scored(
         if key not in changed_by_files:
             changed_by_files[key] = files_as_scored(specs[key[0]], key[1])
         if row["scorer_digest"] != digest_by_dataset[row["dataset"]] or not changed_by_files[key]:
-            otherwise_scored.add(row["cell"])
-    return otherwise_scored
+            outdated_cells.add(row["cell"])
+    return outdated_cells
 
 
-def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield pairs of tables for the cells `names`: their answers and their scores, each with cell, sample and status.
-
-    If there are many rows, each pair has some of the cells.
-    """
+def _answers_and_scores(
+    store: Store, names: Sequence[str], rows: ReadOnce | None
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Yield (answers, scores) of all cells `names`, or per block of cells: two tables with cell, sample and status."""
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
         yield rows.responses.select(columns), rows.samples
@@ -123,20 +122,16 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
         yield store.responses(own, columns, coded=True), store.samples(own, SUMMED, coded=True)
 
 
-def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
-    """Return the cells whose answered samples differ from the scored ones: a (sample, status) pair is in only one of the
-    tables."""
+def _cells_with_other_samples(answered: pa.Table, scored: pa.Table) -> set[str]:
+    """Return the cells that have a (sample, status) in only one of the two tables."""
     all_rows = pa.concat_tables([answered, scored])
     key = keys(all_rows, all_rows.column_names)
     differing_keys = np.setxor1d(key[: answered.num_rows], key[answered.num_rows :])
     return set(all_rows["cell"].filter(pa.array(np.isin(key, differing_keys))).unique().to_pylist())
 
 
-def _to_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
-    """Tell whether a metric must be scored with this judge, because its scores are unjudged or come from another judge.
-
-    row: the metric's row of the table `metrics`.
-    """
+def _needs_judge(row: Mapping[str, Any], judge: JudgeAnswers) -> bool:
+    """Tell whether a row of the table `metrics` lacks a judge's scores or has those of another judge."""
     if judge.settings is None:
         return False
     if not_judged(row):
@@ -156,34 +151,34 @@ def score_dataset(
     judge: JudgeAnswers | None = None,
     stale: Collection[str] | None = None,
 ) -> int:
-    """Score the dataset's answers that have no current score, then compute the metrics of all of its cells.
+    """Score the dataset's cells whose scores are missing or outdated, and compute the metrics of all its cells.
 
-    Metrics of all cells are computed again because some are differences to `full`.
+    The metrics of all cells are computed because some are differences to the full cache.
 
     Args:
         spec: the task.
-        cells: this run's cells of the task.
+        cells: the plan's cells of the task.
         after: called after each scored cell.
-        judge: answers the scorers' questions; None asks nobody. An earlier judge's scores stay if this judge gives none
-            (`_keep_judged`).
-        stale: hashes of the cells to score, if known; None computes them by `unscored`.
+        judge: the judge that scorers may ask; None for no judge.
+        stale: hashes of the cells to score; None computes them by `cells_to_score`.
 
     Returns:
-        The number of newly scored cells; 0 leaves the store untouched.
+        The number of newly scored cells. If it is 0, nothing is written.
 
     Raises:
-        ScoringError: lmms-eval's metric code failed; the answers stay unchanged.
+        ScoringError: lmms-eval's metric code failed.
     """
     from mmkv_bench.evaluation.captions import release
     from mmkv_bench.evaluation.grader import Grader
     from mmkv_bench.evaluation.task_code import opened
 
-    stale = set(unscored(store, cells, judge) if stale is None else stale)
+    stale = set(cells_to_score(store, cells, judge) if stale is None else stale)
     if not stale:
         return 0
     cell_rows = store.cells([cell.cell for cell in cells])
     cell_by_name = {cell.cell: cell for cell in cells}
-    cells = [cell_by_name[name] for name in arranged(cell_by_name, alike(cell_rows))]  # in the order of packed files
+    packed_order = in_cell_order(cell_by_name, similarity_order(cell_rows))
+    cells = [cell_by_name[name] for name in packed_order]
     answers = Answers(store, list(cell_by_name))
     scored, measuring = _Scored(store, cell_rows, stale), Measuring(store, cells, answers.reach)
     del cell_rows
@@ -195,8 +190,7 @@ def score_dataset(
             yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
     def rows_of(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
-        """Yield the `samples` rows of a block of cells. A separate function, so its variables are freed before the next block
-        is read."""
+        """Yield the `samples` rows of a block. A function, so that variables are freed before the next block is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
@@ -211,15 +205,15 @@ def score_dataset(
             yield scored.rows.table()
 
     scored.scorer = scorer_digest(spec)
-    with opened() as heard:
-        scored.files = lambda: scorer_files(spec, heard, store.root)
+    with opened() as opened_files:
+        scored.files = lambda: scorer_files(spec, opened_files, store.root)
         store.write_scores(all_rows(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()
     return len(stale)
 
 
 class _Scored:
-    """The score rows of a dataset's cells while they are scored, both unchanged and new, for a few cells at a time.
+    """Old and new scores of a dataset's cells. Only `rows` has scores per sample, and only of a few cells at a time.
 
     rows: `samples` rows of the current cells.
     aggregates: (cell, metric) to lmms-eval's aggregate.
@@ -227,12 +221,12 @@ class _Scored:
     reasons: cell, or (cell, metric), to the reason why there is no aggregate.
     answers: cell to the digest of the scored answers.
     scorer: digest of the scorer's code.
-    files: a function that returns the files that the scorer has opened so far.
+    files: returns the files that the scorer has opened so far.
     """
 
     def __init__(self, store: Store, cells: pa.Table, stale: set[str]) -> None:
         self._store, self._stale = store, stale
-        self._described = cells.to_pandas()
+        self._cell_rows = cells.to_pandas()
         self.rows = SampleRows()
         self.aggregates: dict[tuple[str, str], float | None] = {}
         self.reasons: dict[str | tuple[str, str], str | None] = {}
@@ -245,10 +239,10 @@ class _Scored:
         for row in store.metrics(cells["cell"].to_pylist()).to_pylist():
             self._metrics.setdefault(row["cell"], []).append(row)
             if row["cell"] not in stale:
-                self._keep(row)
+                self._keep_metric(row)
 
     def begin(self, cells: Sequence[Cell]) -> None:
-        """Drop the rows of the previous cells, and read the stored score rows of these cells."""
+        """Make `cells` the current cells. `rows` then has the stored scores of those that are not scored again."""
         cell_names = [cell.cell for cell in cells]
         self.rows = SampleRows()
         self._stored = ByCell(self._store.samples([name for name in cell_names if name in self._stale]))
@@ -256,7 +250,7 @@ class _Scored:
             self._store.samples([name for name in cell_names if name not in self._stale]), without=NAMES
         )
 
-    def _keep(self, row: Mapping[str, Any]) -> None:
+    def _keep_metric(self, row: Mapping[str, Any]) -> None:
         key = row["cell"], row["metric"]
         self.aggregates |= {key: row["lmms_eval"]} if row["lmms_eval"] is not None else {}
         self.reasons |= {key: row["lmms_eval_reason"]} if row["lmms_eval_reason"] is not None else {}
@@ -264,7 +258,7 @@ class _Scored:
         self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE_COLUMNS}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
-        """Add a cell's scores from one pass of the scorer. A stored judge's scores stay if this pass has none."""
+        """Add a cell's scores from one pass of the scorer."""
         name = cell.cell
         for metric, value in (scores.aggregate or {}).items():
             self.aggregates[name, metric] = value
@@ -287,11 +281,10 @@ class _Scored:
     def _keep_judged(
         self, known: Row, stored: Sequence[Row], rows: dict[tuple[str, str], Row], scores: CellScores
     ) -> None:
-        """Keep stored scores of a judged metric that a new scoring pass would lose.
+        """Keep stored scores of a judged metric that this pass of the scorer lacks.
 
-        A stored score stays if its sample has none in this pass (a stored `ok` answer never changes). If this pass had
-        another judge than the stored scores, all stored scores stay and samples without one stay unjudged, so that scores of
-        two judges are never averaged. The new judge's verdicts are cached, so a later pass asks only for the missing ones.
+        If this pass asked another judge, all stored scores stay and no new ones are added, so that scores of two judges
+        are never averaged. The new judge's verdicts are cached for a later pass.
 
         known, stored: the metric's stored row of the table `metrics`, and its stored rows of `samples`.
         rows: (sample, metric) to the rows of this pass; changed in place.
@@ -331,8 +324,8 @@ class _Scored:
             )
 
     def metrics(self, samples: pa.Table) -> pa.Table:
-        """Compute rows of the table `metrics` from rows of `samples`, which must have all samples of each (cell, metric)."""
-        own_cells = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
+        """Compute rows of the table `metrics` from all `samples` rows of some cells."""
+        own_cells = self._cell_rows[self._cell_rows["cell"].isin(samples["cell"].unique().to_pylist())]
         metric_rows = metrics_rows(
             frame(samples), own_cells, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges
         )

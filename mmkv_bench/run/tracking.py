@@ -1,4 +1,4 @@
-"""Tracking of a run: its configuration, running means per sample, and a final summary of all rows of its folder."""
+"""Reports to Weights & Biases: a run's settings, running means during a run, and a final summary of the result folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,13 @@ if TYPE_CHECKING:
 
 
 def tracker(logger: Logger, shard: str, store: Store) -> WandbTracker:
-    """Return a Weights & Biases tracker for this process (`shard`) of a run with `logger=wandb`. Raises the errors of
-    `WandbTracker`."""
+    """Return the Weights & Biases tracker of this process (`shard`). Raises the errors of `WandbTracker`."""
     name = shard.replace("/", "of")
     return WandbTracker(store.root, logger.mode, logger.project, logger.entity, run=logger.name, shard=name)
 
 
-def described(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return a configuration as a tracker shows it: flat keys to filter by, and the whole configuration under the key `run`.
-
-    Lists in flat keys are joined by commas.
-    """
+def flat_config(resolved: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return a configuration as flat keys (lists joined by commas), with the whole configuration under `run`."""
     return {
         "model": str(resolved["model"]["name"]),
         "weights": str(resolved["model"]["weights"]),
@@ -50,13 +46,13 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 _SUMMARY_KEYS = ("model", "dtype", "attention", "device", "dataset", "method", "budget", "protocol", "reading", "seed")
-"""Keys of a summary's configuration. They come from rows and not from a run, because several runs may have made the rows."""
+"""Configuration keys of a summary. Their values come from rows, because several runs may have made the rows."""
 
 
 def summarise(logger: Logger, shard: str, store: Store, worked: bool) -> None:
-    """Show the results of all rows in the result folder as one summary, shared by all runs, processes and attempts.
+    """Send the results of all rows of the result folder as one summary.
 
-    worked: whether this run generated or scored something. If not, nothing is written unless the folder has wandb runs.
+    worked: whether this run generated or scored something. Otherwise only a folder with wandb runs gets a summary.
     """
     if not (worked or (store.root / "wandb").is_dir()):
         return
@@ -71,28 +67,28 @@ _GROUP_COLUMNS = ("prefill_s", "decode_s", "n_tokens")
 _OWN_COLUMNS = ("ttft_s", "tpot_s")
 _PEAK_COLUMNS = ("peak_device_bytes", "peak_resident_bytes")
 REPORT_INTERVAL_S = 10.0
-"""Seconds between two reports of single cells, which have hundreds of numbers."""
+"""Least seconds between two reports of numbers per cell, which are hundreds."""
 SCORING_FACTOR = 20.0
-"""The next report waits this many times the duration of the last running scores, so that they take a twentieth of a run at
-most."""
+"""A report waits this many times the duration of the last running scores, which so take at most a twentieth of the
+time."""
 
 log = logging.getLogger(__name__)
 
 
 class DatasetTracker:
-    """Sends the running numbers of one dataset to a tracker.
+    """Sends the running numbers of one dataset to a tracker. A cell is one method at one budget.
 
-    Keys under `<dataset>/`: running means over samples, each sample counting with its mean score over all cells (methods at
-    their budgets); the same of its number of failures; and the largest memory peak.
+    Keys under `<dataset>/`: means over this process's samples (a sample's value is the mean over its cells), the number
+    of failed rows per sample, and the largest memory peaks.
 
-    Keys under `<dataset>/<cell>/`: `answers` and `failures` in the store, and metrics as means over this process's answers. A
-    cell with its own prefill also has the means of `ttft_s` and `tpot_s` and the largest memory peak; times of a shared
+    Keys under `<dataset>/<cell>/`: `answers` and `failures` in the store, and mean metrics of this process's answers. A
+    cell with its own prefill also has mean `ttft_s` and `tpot_s` and the largest memory peaks; times of a shared
     prefill belong to no single cell.
 
     Args:
-        coverage: the stored rows when the run began.
+        coverage: which rows were stored when the run began.
         todo: number of samples with missing answers.
-        scores: scores of single answers; None shows no scores.
+        scores: scorer of single answers; None sends no scores.
     """
 
     def __init__(
@@ -118,7 +114,7 @@ class DatasetTracker:
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one sample's rows. Numbers per cell are sent from time to time, and with the last sample."""
+        """Add a sample's rows and send the new numbers, those per cell from time to time and with the last sample."""
         values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP_COLUMNS}
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
@@ -137,13 +133,13 @@ class DatasetTracker:
         self._track.log(shown_values)
 
     def close(self) -> None:
-        """Send the numbers per cell since the last report. There are some if another process had the last samples."""
+        """Send the numbers per cell if there are new ones since the last report."""
         if self._new:
             self._score()
             self._track.log(self._cells)
 
     def _score(self) -> None:
-        """Score the answers added since the last time. If the scorer fails, only the running scores end."""
+        """Score the answers since the last call. If the scorer fails, log a warning and score no further answers."""
         self._new = False
         unscored_answers, self._unscored = self._unscored, []
         if self._scores is None or not unscored_answers:
@@ -180,7 +176,6 @@ class DatasetTracker:
 
 
 def _add_peaks(largest: dict[str, float], label: str, row: Mapping[str, Any]) -> None:
-    """Raise the maxima `largest["<label>/<peak>"]` to the memory peaks of a row."""
     for name in _PEAK_COLUMNS:
         if row.get(name) is not None:
             key = f"{label}/{name}"

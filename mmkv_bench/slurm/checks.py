@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.slurm.queue import ask
-from mmkv_bench.store.files import locked, new_locked
+from mmkv_bench.store.files import new_locked, try_lock
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import Model
@@ -21,7 +21,7 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def check_launcher(launcher: Mapping[str, Any]) -> None:
-    """Refuse launcher settings under which a stopped job is not queued again, or several tasks of a job do the same work."""
+    """Refuse settings under which a stopped job is not queued again, or several tasks of a job do the same work."""
     if launcher["timeout_min"] < _SHORTEST:
         raise ConfigError(
             f"hydra.launcher.timeout_min={launcher['timeout_min']}: submitit takes any stop signal in a job's "
@@ -43,15 +43,12 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
 
 
 def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
-    """Return the number of processes of a job: one per requested GPU, or one if the model takes all GPUs or runs on the CPU.
-
-    launcher: the settings `hydra.launcher` of the model's jobs.
-    """
+    """Return a job's number of processes: one per requested GPU, or one if the model takes all GPUs or runs on the CPU."""
     return 1 if model.device_map is not None or model.device == "cpu" else max(1, gpus_of(launcher))
 
 
 def gpus_of(launcher: Mapping[str, Any]) -> int:
-    """Return the number of GPUs per node that a job requests, in either of Slurm's spellings. launcher: `hydra.launcher`."""
+    """Return the number of GPUs per node that a job's `hydra.launcher` requests, in either of Slurm's spellings."""
     requests = [request.split(":") for request in str(launcher["gres"] or "").split(",")]
     counts = [int(fields[-1]) if fields[-1].isdigit() else 1 for fields in requests if fields[0] == "gpu"]
     return max(int(launcher["gpus_per_node"] or 0), sum(counts))
@@ -68,9 +65,9 @@ def check_here() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a result folder that several nodes cannot write to. The folder is created; nothing else is left behind.
+    """Create a result folder, and refuse it if several nodes cannot write to it.
 
-    It is refused if it is in this machine's memory although the cluster has other nodes, or on a file system without locks or
+    Reasons are a folder in this machine's memory while the cluster has other nodes, and a file system without locks or
     without atomic renames.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +84,7 @@ def check_folder(folder: Path) -> None:
         descriptors = []
         try:
             descriptors = [new_locked(first_probe), new_locked(second_probe)]
-            has_locks = all(locked(file) is not None for file in descriptors)
+            has_locks = all(try_lock(file) is not None for file in descriptors)
             os.replace(first_probe, second_probe)
         finally:
             for file in descriptors:
@@ -107,7 +104,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _file_system(folder: Path) -> str | None:
-    """Return the type of the file system of a folder, or None if it is unknown."""
+    """Return the type of a folder's file system, or None if unknown."""
     try:
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""The queue: tell which jobs of this and earlier sweeps are queued or running, and wait until they have ended."""
+"""The Slurm queue: which jobs of this and earlier sweeps are queued or running, and waiting for their end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.store.files import locked
+from mmkv_bench.store.files import try_lock
 
 _FILE_NAME = "jobs.jsonl"
 _SHORTEST_S, _LONGEST_S = 1.0, 15.0
@@ -22,17 +22,17 @@ _ATTEMPTS = 6
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a sweep's folder inside the block, so that the later of two concurrent sweeps sees the jobs of the
-    first.
+def sweep_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a sweep's folder during the block, so that a concurrent sweep waits and then sees this sweep's
+    jobs.
 
-    If the file system has no locks, print this once and do not wait.
+    On a file system without locks, print a warning and do not wait.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / _FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         has_waited = False
-        while (has_lock := locked(descriptor)) is False:
+        while (has_lock := try_lock(descriptor)) is False:
             if not has_waited:
                 print(
                     f"mmkv_bench: another sweep is submitting jobs listed in {folder}; waiting for it", file=sys.stderr
@@ -50,23 +50,18 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
-    """Append submitted jobs to the list in a sweep's folder, for later sweeps.
-
-    jobs: job id to what it works on (see `SweepJob.subjects`).
-    """
+def record_jobs(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
+    """Append submitted jobs to the list in a sweep's folder. jobs: job id to `SweepJob.subjects`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _FILE_NAME).open("a") as file:
         for job, subjects in jobs.items():
             file.writelines(json.dumps({"job": job, "subject": subject}) + "\n" for subject in subjects)
 
 
-def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
-    """Return the ids of jobs that earlier sweeps submitted from this folder for one of these subjects.
+def jobs_of_earlier_sweeps(folder: Path, subjects: Collection[str]) -> set[str]:
+    """Return the ids of jobs that were submitted from this folder for one of these `SweepJob.subjects`.
 
     Unreadable lines, left by a killed submission, are ignored.
-
-    subjects: what jobs work on (see `SweepJob.subjects`).
     """
     job_ids = set()
     for line in (folder / _FILE_NAME).read_text().splitlines() if (folder / _FILE_NAME).exists() else ():
@@ -79,31 +74,31 @@ def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
     return job_ids
 
 
-def queued(jobs: Collection[str]) -> set[str] | None:
+def queued_jobs(jobs: Collection[str]) -> set[str] | None:
     """Return the ids among `jobs` that are waiting, running or being queued again; None if Slurm does not answer."""
     squeue_result = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"])
     return None if squeue_result is None or squeue_result.returncode else {*jobs} & {*squeue_result.stdout.split()}
 
 
-def of_script(script: Path) -> str | None:
-    """Return the id of the queued job or array that runs this script; None if there is none, or if Slurm does not answer."""
+def job_of_script(script: Path) -> str | None:
+    """Return the id of the queued job or array that runs this script; None if there is none or Slurm does not answer."""
     squeue_result = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%F|%o"])
     lines = [] if squeue_result is None or squeue_result.returncode else squeue_result.stdout.splitlines()
     job_ids = {name for name, _, command in (line.partition("|") for line in lines) if command.strip() == str(script)}
     return min(job_ids, default=None)
 
 
-def surely_queued(jobs: Collection[str]) -> set[str]:
-    """Return `queued(jobs)`; raise ConfigError if Slurm does not answer for more than 20 seconds.
+def require_queued_jobs(jobs: Collection[str]) -> set[str]:
+    """Return the queued ids among `jobs`. Raise ConfigError if Slurm does not answer for more than 20 seconds.
 
-    To treat silence as an empty queue would submit everything again.
+    Without this, silence would count as an empty queue and everything would be submitted again.
     """
     if not jobs:
         return set()
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_SHORTEST_S * 1.5**attempt)
-        queued_ids = queued(jobs)
+        queued_ids = queued_jobs(jobs)
         if queued_ids is not None:
             return queued_ids
     raise ConfigError(
@@ -113,10 +108,10 @@ def surely_queued(jobs: Collection[str]) -> set[str]:
 
 
 def wait_for(jobs: Collection[str]) -> None:
-    """Wait until none of the jobs is queued or running. If Slurm does not answer, it is asked again."""
+    """Wait until none of the jobs is queued or running. If Slurm does not answer, ask again."""
     remaining_jobs, pause_s, printed_count, is_silent = {*jobs}, _SHORTEST_S, None, False
     while remaining_jobs:
-        queued_ids = queued(remaining_jobs)
+        queued_ids = queued_jobs(remaining_jobs)
         if queued_ids is None and not is_silent:
             print("mmkv_bench: squeue does not answer; asking again until it does", file=sys.stderr)
         is_silent = queued_ids is None
@@ -136,12 +131,10 @@ SUBMIT_S = 60.0
 
 
 def ask(words: Sequence[str], wait_s: float | None = None) -> subprocess.CompletedProcess[str] | None:
-    """Run a program and return its result. Return None if it takes longer than `wait_s` [s] (default `WAIT_S`) or does not
-    exist.
+    """Run a program and return its result, or None if it does not exist or exceeds `wait_s` (default `WAIT_S`).
 
-    A program that takes too long is killed with all processes that it started (it may be a site's wrapper script).
-
-    words: the program and its arguments.
+    A program that takes too long is killed with all processes that it started, because a site's wrapper may start
+    others.
     """
     try:
         process = subprocess.Popen(

@@ -18,18 +18,19 @@ from mmkv_bench.slurm import queue
 from mmkv_bench.slurm.queue import SUBMIT_S, ask
 
 REQUEUE = 75
-"""Exit code of a job in an image without scontrol that must be queued again (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a job in a container image without scontrol that must be queued again (EX_TEMPFAIL of sysexits.h)."""
 ASK = 76
-"""Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled. Its script then asks."""
+"""Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled. Its script then asks.
+"""
 
 _STRICT_LINES = (
     "set -e",
     """trap '[ "$SETUP_DONE" ] || echo "mmkv_bench: the job ends without work: its script failed at: $BASH_COMMAND" >&2' EXIT""",
     "SETUP_DONE=",
 )
-"""Lines of a script before its setup. A failing line (no such module, no such file to source) then ends the job."""
+"""Lines of a script before its setup. A failing setup line (such as no such module) then ends the job."""
 _LENIENT_LINES = ("SETUP_DONE=1", "set +e")
-"""Lines of a script after its setup, so that the job's exit code can be read. A trap set by the user's setup is kept."""
+"""Lines of a script after its setup, so that the job's exit code can be read. A trap of the user's setup is kept."""
 
 _OWN_NAMES = ("_target_", "submitit_folder", "max_num_timeout")
 _SUBMITTED_LINE = re.compile(r"^[ \t]*Submitted batch job (\d+)(?: on cluster \S+)?[ \t]*$", re.MULTILINE)
@@ -71,7 +72,7 @@ class Executor(SlurmExecutor):
         script = folder / f".submission_file_{file_stem}.sh"
         script.write_text(self.script(len(jobs)))
         try:
-            array_id = _sent(script)
+            array_id = _submit_script(script)
         except ConfigError:
             for path in pickle_files:
                 path.unlink(missing_ok=True)
@@ -83,16 +84,16 @@ class Executor(SlurmExecutor):
         return job_ids
 
 
-def _sent(script: Path) -> str:
+def _submit_script(script: Path) -> str:
     """Submit a script by sbatch. Return the id of the job or array.
 
-    Raise ConfigError if sbatch refuses the script (with its message), or prints no id and squeue has no job with this script.
+    Raises ConfigError: sbatch refuses, or prints no id and squeue has no job with this script.
     """
     sbatch_result = ask(["sbatch", str(script)], SUBMIT_S)
     if sbatch_result is not None and sbatch_result.returncode:
         raise ConfigError(f"sbatch refuses: {_words(sbatch_result.stderr or sbatch_result.stdout)}")
-    array_id = None if sbatch_result is None else submitted(sbatch_result.stdout)
-    array_id = array_id or queue.of_script(script)
+    array_id = None if sbatch_result is None else job_id_in_output(sbatch_result.stdout)
+    array_id = array_id or queue.job_of_script(script)
     if array_id is not None:
         return array_id
     silence_sentence = f"sbatch does not answer within {SUBMIT_S:.0f} s"
@@ -103,8 +104,8 @@ def _sent(script: Path) -> str:
     )
 
 
-def submitted(text: str) -> str | None:
-    """Return the job id in sbatch's output; None if no id is certain. Output of a wrapper script is ignored."""
+def job_id_in_output(text: str) -> str | None:
+    """Return the job id in sbatch's output, or None if no id is certain. Other lines, of a wrapper script, are ignored."""
     job_ids = set(_SUBMITTED_LINE.findall(text))
     parsable_match = _PARSABLE_ID.fullmatch(text.strip())
     if parsable_match is not None:
@@ -112,9 +113,8 @@ def submitted(text: str) -> str | None:
     return job_ids.pop() if len(job_ids) == 1 else None
 
 
-def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
-    """Return the settings `hydra.launcher`, changed by the settings for one model. Keys that the launcher does not have are
-    refused.
+def launcher_of_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, model: str) -> dict[str, Any]:
+    """Return `hydra.launcher` with the changes for one model. Unknown keys are refused.
 
     models: `slurm.models`, model name to changes.
     """
@@ -129,17 +129,16 @@ def for_model(launcher: Mapping[str, Any], models: Mapping[str, Any] | None, mod
 
 
 def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
-    """Return an executor that can submit the jobs of a sweep. Slurm is not asked yet, and no folder is created.
+    """Return an executor for the jobs of a sweep, without asking Slurm.
 
-    launcher: the settings `hydra.launcher`, checked.
+    launcher: `hydra.launcher`, checked.
     slurm: the settings `slurm`.
     out: folder of the rows.
     """
     parameters = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
-    parameters |= beside(parameters, slurm, out, int(launcher["max_num_timeout"]))
-    parameters["wckey"] = (
-        None  # submitit's default, which sites that check keys refuse; additional_parameters may set one
-    )
+    parameters |= slurm_parameters(parameters, slurm, out, int(launcher["max_num_timeout"]))
+    # Sites that check keys refuse submitit's default; additional_parameters may set one.
+    parameters["wckey"] = None
     new_executor = Executor(
         Path(str(launcher["submitit_folder"])).absolute(),
         max_num_timeout=int(launcher["max_num_timeout"]),
@@ -149,13 +148,13 @@ def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
     return new_executor
 
 
-def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
-    """Return submitit's parameters for the settings `slurm`: setup lines (modules first, then the user's) and flags of srun.
+def slurm_parameters(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
+    """Return submitit's parameters for the settings `slurm`: setup lines (modules, then the user's) and flags of srun.
 
-    Jobs in a container image lack squeue and scontrol. Lines that run outside the image queue them again.
+    A container image lacks squeue and scontrol, so lines outside of the image queue the job again.
 
     given: the parameters from `hydra.launcher`.
-    attempts: see `_again`.
+    attempts: see `_requeue_lines`.
     """
     modules = [shlex.quote(str(name)) for name in slurm.modules]
     environment_lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
@@ -165,19 +164,17 @@ def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> 
         srun_flags += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
     teardown_lines: list[str] = []
     if slurm.container is not None:
-        setup_lines = [
-            "trap : TERM",
-            *setup_lines,
-        ]  # preemption may also signal the script, and would end it before its last lines
-        teardown_lines = _again(attempts)
+        # Preemption may also signal the script, and would end it before its last lines.
+        setup_lines = ["trap : TERM", *setup_lines]
+        teardown_lines = _requeue_lines(attempts)
     lines_by_parameter = {"setup": setup_lines, "srun_args": srun_flags, "teardown": teardown_lines}
     return {name: values for name, values in lines_by_parameter.items() if values}
 
 
-def _again(attempts: int) -> list[str]:
+def _requeue_lines(attempts: int) -> list[str]:
     """Return script lines that run after the job and decide whether to queue it again.
 
-    A task of an array is named by array and index, because the array's id alone would queue all its tasks.
+    A task of an array is queued by array and index, because the array's id alone would queue all tasks.
 
     attempts: how often a job that exits with `REQUEUE` may be queued again. After `ASK` only Slurm's answer decides.
     """
@@ -215,15 +212,14 @@ Split = tuple[Executor, Sequence[Callable[[], None]]]
 
 
 def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
-    """Submit arrays of jobs. Yield the jobs' ids of each array once Slurm has accepted it, to be recorded before the next
-    array.
+    """Submit arrays of jobs. Yield the jobs' ids of each array, to be recorded before the next is submitted.
 
     Args:
-        arrays: the arrays' jobs and executors.
+        arrays: executor and jobs of each array.
         parallelism: maximum number of running jobs over all arrays. An executor's own limit applies to its array.
 
     Raises:
-        ConfigError: Slurm refuses an array (with its message). Arrays accepted before stay queued.
+        ConfigError: Slurm refuses an array. Arrays accepted before stay queued.
         MMKVError: the jobs' files cannot be written.
     """
     accepted_arrays: list[str] = []
@@ -260,11 +256,11 @@ def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
 
 
 def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
-    """Divide a limit of running jobs over arrays. Return, for each array, its limit and the index of the array it waits for,
+    """Divide a limit of running jobs over arrays. Return each array's limit, and the index of the array it waits for,
     or None.
 
-    Arrays that run concurrently share the limit, each with no more than it can use. If there are more arrays than the limit,
-    each further array starts when an earlier one has ended.
+    Arrays that run at once share the limit, each with no more than it can use. Arrays beyond the limit start when an
+    earlier one has ended.
 
     Args:
         sizes: number of jobs of each array.
@@ -296,7 +292,7 @@ def largest_array() -> int:
 
 
 def log_of(folder: Path, job: str) -> Path:
-    """Return the path of a job's stderr. A task of an array has a separate folder."""
+    """Return the path of a job's stderr."""
     return JobPaths(folder, job, 0).stderr
 
 

@@ -1,10 +1,10 @@
-"""A sweep on Slurm: missing work is submitted and waited for, then rows are scored and tables printed.
+"""A sweep on Slurm: submit jobs for missing answers, wait, score and print tables.
 
-A job belongs to one run and shard, and to one dataset or several short ones. All methods, budgets and seeds of the run are
-answered in the same job, from shared prefills.
+A job belongs to one run and shard, and to one dataset or several short ones. It answers with all methods, budgets and
+seeds of the run, from shared prefills.
 
-Only rows decide, never Slurm's state of a job: a cell is done when it has its rows. So the same command continues a sweep that
-was killed or whose nodes failed, even with another number of shards.
+Only stored rows decide, never Slurm's state of a job. So the same command continues a sweep that was killed or whose
+nodes failed, even with another number of shards.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from mmkv_bench.store import store_notes
 from mmkv_bench.store.store import Store
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
-"""A function from a run's overrides and its number of GPUs (one process each) to the function that a job calls. The result
-must be picklable and belong to a module that jobs can import."""
+"""A function from a run's overrides and its number of GPUs (one process each) to the function that a job calls. This
+function must be picklable and belong to a module that jobs can import."""
 
 
 Requests = dict[str, tuple[Mapping[str, Any], int]]
@@ -57,7 +57,7 @@ class SweepJob:
 
     @property
     def subjects(self) -> list[str]:
-        """Return names of what the job works on. Two jobs that may work on the same samples have a name in common."""
+        """Names of what the job works on. Two jobs that may answer the same samples have a name in common."""
         return [f"{self.model} {dataset}" for dataset in self.datasets]
 
     def __str__(self) -> str:
@@ -66,10 +66,7 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: its overrides, plan and store.
-
-    It also has its division into jobs: shards of each dataset, and the maximum hours of a job with several datasets.
-    """
+    """One run of a sweep: overrides, plan, store, shards of each dataset, and the maximum hours of a job."""
 
     overrides: Sequence[str]
     plan: Plan
@@ -79,8 +76,7 @@ class Run:
 
     @classmethod
     def all(cls, jobs: Sequence[tuple[list[str], RunConfig]], plan: Callable[[RunConfig], Plan]) -> list[Run]:
-        """Return the runs of a sweep. jobs: pairs (overrides, configuration). plan: function from a configuration to its
-        plan."""
+        """Return the runs of a sweep. jobs: pairs (overrides, configuration). plan: maps a configuration to its plan."""
         plans = [plan(config) for _, config in jobs]
         return [
             cls(words, made, Store(made.out), config.shards, config.slurm.job_hours)
@@ -88,14 +84,10 @@ class Run:
         ]
 
     def missing(self, opened: bool = True) -> list[SweepJob]:
-        """Return the jobs that the run still needs: those with a sample that lacks an answer in some cell (method at a
-        budget).
+        """Return the jobs for samples that lack an answer in some cell (method at a budget). Scores alone need no job.
 
-        Only stored rows decide. So a sweep may be continued with any number of shards, and ends with the same rows. Datasets
-        that only lack scores get no job.
-
-        Args:
-            opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a job.
+        opened: whether data may be opened. If not, answers to changed prompts count as done, and every shard gets a
+        job.
         """
         plan = self.plan.with_changed(changed_answers(self.plan, self.store)[0]) if opened else self.plan
         coverage, slurm_prefixes = plan.coverage(self.store), ("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/")
@@ -111,16 +103,14 @@ class Run:
             missing_shards += [
                 (part, index) for index in sorted(_shards(part, samples_to_answer, plan, self.shards, opened))
             ]
-        hours_by_dataset: dict[
-            str, float
-        ] = {}  # of one shard of each dataset, at the rate of stored rows, where there is one
+        hours_by_dataset: dict[str, float] = {}  # for one shard, at the rate of stored rows
         if len(plan.parts) > 1 and self.job_hours:
             known_hours = {rate.dataset: rate.hours for rate in rates(plan, coverage, self.store)}
             hours_by_dataset = {
                 dataset: whole / self.shards for dataset, whole in known_hours.items() if whole is not None
             }
         sweep_jobs = []
-        for index, parts in _together(missing_shards, hours_by_dataset, self.job_hours):
+        for index, parts in _group_datasets(missing_shards, hours_by_dataset, self.job_hours):
             dataset_names, shard = [part.name for part in parts], f"{index}/{self.shards}"
             only_value = dataset_names[0] if len(dataset_names) == 1 else f"[{','.join(dataset_names)}]"
             job_overrides = (f"only={only_value}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
@@ -133,16 +123,16 @@ class Run:
 
 
 def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
-    """Submit the missing work of a sweep to Slurm, wait, score and print tables. Return 0, or 1 if something is missing or
-    failed.
+    """Submit the missing work of a sweep to Slurm, wait, score and print tables. Return 0, or 1 if something is missing
+    or failed.
 
     Args:
         jobs: the runs (overrides, configuration), checked.
         launcher: `hydra.launcher`.
-        job: makes the object that submitit calls on a node, see `Job`.
+        job: makes the object that submitit calls on a node (see `Job`).
 
     Raises:
-        ConfigError: something cannot be submitted. Nothing is lost then.
+        ConfigError: something cannot be submitted.
     """
     requests = _requests(jobs, launcher)
     checks.check_here()
@@ -158,8 +148,8 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
         folder = folder.parent  # of all jobs' folders: the list of submitted jobs is there
     subjects = {f"{run.plan.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
     while True:
-        with queue.alone(folder):
-            earlier_jobs = queue.surely_queued(queue.remembered(folder, subjects))
+        with queue.sweep_lock(folder):
+            earlier_jobs = queue.require_queued_jobs(queue.jobs_of_earlier_sweeps(folder, subjects))
             submitted_jobs = {} if earlier_jobs else _submit(runs, requests, launcher, config.slurm, folder, job)
         if not earlier_jobs:
             break
@@ -173,7 +163,7 @@ def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, An
         return 0
     queue.wait_for(submitted_jobs)
     for run in runs:
-        store_notes.forget_planned(run.store, _cells(run))
+        store_notes.forget_planned(run.store, _samples_by_cell(run))
     return _finish(runs, submitted_jobs, Path(str(launcher["submitit_folder"])).absolute())
 
 
@@ -200,18 +190,17 @@ def _submit(
     accepted_ids = submission.submit(calls_of_arrays, int(launcher["array_parallelism"]))
     for (_, pieces_of), names in zip(executor_and_jobs, accepted_ids, strict=True):
         new_jobs = dict(zip(names, pieces_of, strict=True))
-        queue.remember(folder, {name: piece.subjects for name, piece in new_jobs.items()})
+        queue.record_jobs(folder, {name: piece.subjects for name, piece in new_jobs.items()})
         for run in runs if not job_by_id else ():  # after the submission, because refused jobs are not planned
-            store_notes.note_planned(run.store, _cells(run))
+            store_notes.note_planned(run.store, _samples_by_cell(run))
         job_by_id |= new_jobs
     return job_by_id
 
 
 def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
-    """Print the scripts for the missing work, and the run of each job, without asking Slurm. Return the plans of the runs.
+    """Print the scripts for the missing work, and each job's run, without Slurm. Return the plans of the runs.
 
-    Nothing is loaded or created, so the plans are those that are known without data. Raises the errors of `sweep` that are
-    known without Slurm.
+    The plans are those that are known without data. Raises the errors of `sweep` that need no Slurm.
     """
     requests = _requests(jobs, launcher)
     runs = Run.all(jobs, outline)
@@ -227,19 +216,19 @@ def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]
 
 
 def _requests(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> Requests:
-    """Return what the jobs of each model request from Slurm. Raises the errors of `_check` and `checks.check_launcher`."""
+    """Return what each model's jobs request from Slurm. Raises the errors of `_check` and `checks.check_launcher`."""
     checks.check_launcher(launcher)
     requests: Requests = {}
     for _, config in jobs:
         _check(config.scenario, config.stage, config.shard)
-        launcher_of_model = submission.for_model(launcher, config.slurm.models, config.model.name)
+        launcher_of_model = submission.launcher_of_model(launcher, config.slurm.models, config.model.name)
         checks.check_launcher(launcher_of_model)
         requests[config.model.name] = launcher_of_model, checks.devices_of(launcher_of_model, config.model)
     return requests
 
 
 def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Mapping[str, Any], list[SweepJob]]]:
-    """Group jobs by what they request from Slurm, because an array has one request. Return (request, jobs) per group."""
+    """Group jobs by their requests to Slurm, because an array has one. Return (request, jobs) per group."""
     group_by_request: dict[str, tuple[Mapping[str, Any], list[SweepJob]]] = {}
     for piece in todo:
         launcher_of_model, _ = requests[piece.model]
@@ -247,7 +236,7 @@ def _by_requests(todo: Sequence[SweepJob], requests: Requests) -> list[tuple[Map
     return [*group_by_request.values()]
 
 
-def _cells(run: Run) -> dict[str, tuple[str, int]]:
+def _samples_by_cell(run: Run) -> dict[str, tuple[str, int]]:
     """Map the hash of each cell of a run to (dataset, number of samples)."""
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
@@ -257,9 +246,9 @@ def _say(sentence: str) -> None:
 
 
 def _finish(runs: Sequence[Run], ids: dict[str, SweepJob], folder: Path) -> int:
-    """Score the stored answers, print tables, and report what is missing. Return the exit code.
+    """Score the stored answers, print tables, and report missing samples, even if scoring fails. Return the exit code.
 
-    What is missing is reported even if scoring fails. Raises the errors of `carry_out`.
+    Raises the errors of `carry_out`.
 
     ids: job id -> job.
     folder: the folder of the jobs' logs.
@@ -302,7 +291,7 @@ def _last_words(log: Path) -> str:
 
 # ---------------------------------------------------------------------- the jobs that a sweep still has to do
 def _check(scenario: str, stage: str, shard: str) -> None:
-    """Raise ConfigError for settings that a sweep on Slurm cannot split: scenario=efficiency, stage=score, or a given shard."""
+    """Raise ConfigError for settings that a sweep on Slurm cannot split."""
     if scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times its cells one after another in one process; allowed with launcher=slurm: "
@@ -317,19 +306,19 @@ def _check(scenario: str, stage: str, shard: str) -> None:
         raise ConfigError(f"shard={shard}: a sweep makes the shards itself; give shards=<number>")
 
 
-def _together(
-    asked_for: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
+def _group_datasets(
+    missing_shards: Sequence[tuple[DatasetShare, int]], hours: Mapping[str, float], most: float
 ) -> list[tuple[int, list[DatasetShare]]]:
     """Group datasets of the same shard into jobs of at most `most` hours, in order. Return (shard, datasets) per job.
 
     A dataset with unknown hours gets its own job.
 
-    asked_for: pairs (dataset, shard).
+    missing_shards: pairs (dataset, shard).
     hours: dataset to its hours per shard.
     """
     jobs: list[tuple[int, list[DatasetShare]]] = []
     open_job_by_shard: dict[int, tuple[list[DatasetShare], float]] = {}
-    for part, index in asked_for:
+    for part, index in missing_shards:
         hours_of_dataset = hours.get(part.dataset, math.inf)
         datasets_of_job, open_job_hours = open_job_by_shard.get(index, ([], math.inf))
         total_hours = open_job_hours + hours_of_dataset
@@ -342,14 +331,14 @@ def _together(
     return jobs
 
 
-def _shards(part: DatasetShare, wanting: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
-    """Return the shards that contain one of the samples `wanting`; all shards if this is unknown without opening the data.
+def _shards(part: DatasetShare, missing_samples: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
+    """Return the shards with one of the samples `missing_samples`; all shards if this is unknown without opening the data.
 
     count: number of shards.
     opened: whether data may be opened.
     """
     opened = part.spec.is_pages or (opened and part.counted == "data")
-    if not wanting or count == 1 or not opened:
-        return set(range(count)) if wanting else set()
+    if not missing_samples or count == 1 or not opened:
+        return set(range(count)) if missing_samples else set()
     refs = sample_refs(part.spec, plan.limit)
-    return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}
+    return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in missing_samples}

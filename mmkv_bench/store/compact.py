@@ -1,4 +1,7 @@
-"""Compaction of a store: rewrite the many files that runs write as a few large files per table, ready to publish."""
+"""Compaction of a store: rewrite the many files that runs write as a few large files per table, ready to publish.
+
+A cell is one method at one budget on one dataset. Rows belong to cells.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from mmkv_bench.store.packing import (
     DENSEST_LEVEL,
     LARGEST_FILE,
     QUICK_LEVEL,
-    alike,
-    arranged,
+    in_cell_order,
     is_packed,
-    ordered,
     packed,
+    similarity_order,
+    sort_by_cell,
 )
 from mmkv_bench.store.packing import slim as slimmed
 from mmkv_bench.store.parts import column_of, is_in, newest, no_rows, places, read_by_group, runs, texts_of
@@ -37,12 +40,11 @@ from mmkv_bench.store.store import Store
 _IDENTITY_COLUMNS = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]
 
 
-def superseded(store: Store, cells: pa.Table) -> set[str]:
+def outdated_cells(store: Store, cells: pa.Table) -> set[str]:
     """Return the hashes of outdated cells.
 
-    A cell is outdated if `store` has the same configuration under a newer `method_version`, with scores and with a row for
-    every sample of the older cell. Cells whose columns had a secret removed are never outdated, because two of them may look
-    equal and differ in the secret.
+    A cell is outdated if the same configuration under a newer `method_version` has scores and a row for each of the
+    cell's samples. Cells whose columns had a secret removed are never outdated, because they may differ in the secret.
 
     cells: the whole table `cells`, one row per cell.
     """
@@ -71,22 +73,22 @@ def superseded(store: Store, cells: pa.Table) -> set[str]:
 
 
 ROWS_AT_ONCE = 1 << 17
-"""Tables with at most this number of rows are read whole."""
+"""Tables of `responses` and `samples` with more rows are packed a few cells at a time."""
 BYTES_IN_MEMORY = 160 << 20
-"""Target for the bytes of rows in memory if a table is not read whole."""
+"""Target for the bytes of rows in memory in that case."""
 
 
 def pack(store: Store, slim: bool = False) -> int:
-    """Rewrite the tables of `store` as few parquet files, each below 10 MB, and remove the files that they replace.
+    """Rewrite a store's tables as few parquet files, each below 10 MB, and remove the files that they replace.
 
-    The new files are small enough to publish. Reading them gives the same rows, and later writes add files beside them.
+    Reading gives the same rows as before. Later writes add files beside the packed ones.
 
     Args:
-        slim: set to null the values of response rows that `schema.SLIM` lists, as in rows in git. Only running the cells
+        slim: remove the values of response rows that `schema.SLIM` lists, as for rows in git. Only running the cells
             again restores them.
 
     Returns:
-        The number of outdated cells (see `superseded`) whose rows were dropped.
+        The number of outdated cells (see `outdated_cells`), whose rows were dropped.
 
     Raises:
         StoreError: samples are still in journals.
@@ -107,7 +109,7 @@ def _pack(store: Store, slim: bool) -> int:
     # Listed before the rows are read: a file that a run adds in between stays.
     cell_files = store.files("cells")
     cells = store.cells()
-    order, dropped = alike(cells), superseded(store, cells)
+    order, dropped = similarity_order(cells), outdated_cells(store, cells)
     for table in ("metrics", "samples", "timings", "responses", "cells"):  # cells last: no row is ever without its cell
         old_files = cell_files if table == "cells" else store.files(table)
         packing = _Packing(store, table, cells, order, dropped, slim and table == "responses")
@@ -121,7 +123,7 @@ def _pack(store: Store, slim: bool) -> int:
 
 
 def _pack_diagnostics(store: Store) -> None:
-    """Pack the table `diagnostics`. Its rows belong to no cell, so the rows of one measurement are stored together."""
+    """Pack the table `diagnostics`, whose rows belong to no cell. Rows of one measurement are stored together."""
     old_files = store.files("diagnostics")
     rows = store.diagnostics()
     if rows.num_rows:
@@ -130,12 +132,12 @@ def _pack_diagnostics(store: Store) -> None:
 
 
 class _Packing:
-    """Makes the packed files of one table: few large parquet files in place of many small ones.
+    """Makes the packed files of one table.
 
     cells: the table `cells`.
-    order: cell hashes, in the order in which packed files store the cells.
+    order: cell hashes in the order of packed files.
     dropped: hashes of cells whose rows are left out.
-    slim: whether rows lose the values that `schema.SLIM` lists.
+    slim: whether the values of `schema.SLIM` are removed.
     """
 
     def __init__(
@@ -147,31 +149,26 @@ class _Packing:
         self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
-        """Tell whether the table (in `files`) has too many rows to be read whole. It is then packed a few cells at a time."""
+        """Tell whether the table (in `files`) is packed a few cells at a time."""
         return self._table in ("responses", "samples") and sum(map(parts.number_of_rows, files)) > ROWS_AT_ONCE
 
     def rows(self, names: list[str] | None) -> pa.Table:
-        """Return the table's rows of some cells, without the rows of dropped cells.
-
-        names: hashes of the cells; None returns all.
-        """
+        """Return the table's rows of the cells `names` (None: all), without dropped cells."""
         rows = self._read(names)
         if self._dropped:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))
         return rows
 
     def files(self, rows: pa.Table, level: int = DENSEST_LEVEL) -> list[bytes]:
-        return packed(ordered(slimmed(rows) if self._slim else rows, self._order), level=level)
+        return packed(sort_by_cell(slimmed(rows) if self._slim else rows, self._order), level=level)
 
     def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
-        """Yield the content of each packed file. Cells with similar answers are stored next to each other.
+        """Yield the contents of packed files. Each step reads as many cells as should fill one file.
 
-        Each step reads as many cells as should fill one file. Their number is estimated from the files packed so far.
-
-        before: the table's present files, which the packed files will replace.
+        before: the table's present files.
         """
         rows_by_cell = self._counts()
-        cells_to_pack = [name for name in arranged(rows_by_cell, self._order) if name not in self._dropped]
+        cells_to_pack = [name for name in in_cell_order(rows_by_cell, self._order) if name not in self._dropped]
         rows_per_step = float(ROWS_AT_ONCE)
         with self._by_some(cells_to_pack, before) as read:
             while cells_to_pack:
@@ -188,12 +185,10 @@ class _Packing:
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
-        """Yield a function from cell hashes (adjacent in the packing order) to their rows.
+        """Yield a function that maps adjacent cell hashes to their rows.
 
-        Files of `responses` that are not packed mix cells, so their rows are first regrouped by cell in a temporary file.
-        Packed files, and most score files, already store one cell after another.
-
-        before: the table's present files.
+        Unpacked files of `responses` mix cells, so their rows are first sorted by cell in a temporary file. before: the
+        table's present files.
         """
         if self._table != "responses":
             yield self.rows
@@ -219,14 +214,13 @@ class _Packing:
 
 
 BYTES_PER_LOT = 256 << 20
-"""Bytes of rows that are sorted together. Sorting takes as much again, and the last table that came may do so too."""
+"""Bytes of rows that are sorted together. Sorting needs the same amount again, and the last table may add to it."""
 ROWS_PER_BATCH = 1 << 10
-"""Number of rows after which a batch ends, at the end of the current cell."""
+"""A batch ends with the first cell that ends after this number of rows."""
 
 
 class _Batch(NamedTuple):
-    """A batch of rows in a temporary file: positions of its first and last cell in the cell order, start and length in bytes,
-    and CRC-32."""
+    """Sorted rows in a temporary file: places of first and last cell in the order, start and bytes, and CRC-32."""
 
     first: int
     last: int
@@ -236,14 +230,13 @@ class _Batch(NamedTuple):
 
 
 class RegroupedBlocks:
-    """An external sort of rows by cell, for rows that do not fit into memory. `of` returns the rows of adjacent cells.
+    """An external sort of rows by cell, for rows that do not fit into memory.
 
-    Each input table is read once. Rows are collected in memory up to some hundred megabytes, sorted by cell, and written to a
-    temporary file in batches. To return the rows of some cells, a few batches of each sorted lot are read.
+    Input tables are read once, sorted by cell in lots of `BYTES_PER_LOT`, and written to a temporary file in batches.
 
     Args:
-        file: an unnamed temporary file, which vanishes with the process. It needs space for all rows: about 2.5 times the
-            size of parquet parts, and many times the size of packed files.
+        file: an unnamed temporary file. It needs space for all rows: about 2.5 times the size of parquet parts, and
+            many times the size of packed files.
         schema: schema of the tables in `rows`.
         rows: tables with rows of any cells in any order.
         cells: the order of the cells. Rows of other cells are ignored.
@@ -265,7 +258,7 @@ class RegroupedBlocks:
         file.flush()
 
     def of(self, cells: Sequence[str]) -> pa.Table:
-        """Return the rows of `cells`, which must be consecutive in the cell order. Rows of one cell keep their input order.
+        """Return the rows of `cells`, which are consecutive in the cell order. Rows of a cell keep their input order.
 
         Raises StoreError if the temporary file fails its checksum.
         """
@@ -278,7 +271,7 @@ class RegroupedBlocks:
         return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
 
     def _write(self, waiting: list[pa.Table]) -> None:
-        """Sort the rows of all tables in `waiting` by cell, write them to the temporary file in batches, and empty `waiting`."""
+        """Sort the rows in `waiting` by cell, write them in batches, and empty `waiting`."""
         # In one piece: taking rows from many chunks copies all chunks every time.
         lot = pa.concat_tables([no_rows(self._schema), *waiting]).combine_chunks()
         waiting.clear()
@@ -305,12 +298,10 @@ class RegroupedBlocks:
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:
-    """Write packed files into `folder`, then remove the files `before` that they replace.
+    """Write the contents `files` as packed files into `folder`, then remove the files `before` that they replace.
 
-    A kill at any moment leaves the folder readable: files are removed in an order in which older rows never become current
-    again.
-
-    files: contents of the packed files.
+    If the process is killed, the folder stays readable. Files are removed in an order in which outdated rows stay
+    hidden.
     """
     placed_paths = set()
     for data in files:

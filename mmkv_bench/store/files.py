@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, short checksums, and the message for a user when a write fails."""
+"""File operations that survive a crash: atomic writes, locks and checksums, and messages for failed writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmkv_bench.errors import ConfigError, StoreError
 MARK = "store.json"
 """The file that makes a folder a store."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-"""Error numbers of flock on a file system without locks, where a dead writer cannot be told from a living one."""
+"""Error numbers of flock on a file system without locks."""
 _DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -47,9 +47,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
-    """Try to take the flock of an open file. Return True if this process now holds the lock, False if another one does, and
-    None if the file system has no locks."""
+def try_lock(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
+    """Try to take the flock of an open file. Return False if another process has it, None without locks, else True."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -63,7 +62,7 @@ def locked(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 @contextmanager
 def lock_held(path: Path) -> Iterator[None]:
-    """Wait for the exclusive flock of a file and hold it. On a file system without locks, return at once."""
+    """Wait for the exclusive flock of a file, and hold it during the block. A file system without locks does not wait."""
     descriptor = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         try:
@@ -80,15 +79,14 @@ def lock_held(path: Path) -> Iterator[None]:
 
 
 def new_locked(hidden: Path) -> int:
-    """Create an empty file and lock it. Return its descriptor, open for reading and appending. Raises OSError.
+    """Create a file and lock it, so that `remove_stale` keeps it. Return a descriptor to read and append.
 
-    The lock shows `remove_stale` that the file is in use. If `remove_stale` removes the file before it is locked, another
-    file is created.
+    Raises OSError.
     """
     for _ in range(100):
         descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            if locked(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            if try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -100,11 +98,10 @@ def new_locked(hidden: Path) -> int:
 
 
 class Staged:
-    """A file that is written and synced under a hidden name first. `place` then renames it to `final` in one step; `drop`
-    removes it.
+    """A file that is written and synced under a hidden name. `place` renames it to `final` in one step; `drop` removes
+    it.
 
-    The hidden name starts with a dot and ends in .tmp, so readers of the store ignore the file. Before `place`, `final` may
-    be set to another name in the same folder.
+    Readers of the store ignore the hidden name. Before `place`, `final` may be set to another name in the folder.
     """
 
     def __init__(self, final: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -160,14 +157,14 @@ def write_whole(final: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_bytes(final: Path, data: bytes) -> None:
-    """Write `data` to a file so that readers see either the old or the new content, even after a crash. Raises OSError."""
+    """Write `data` to a file as `write_whole` does."""
     write_whole(final, lambda stream: stream.write(data))
 
 
 def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
-    """Remove hidden files that no process holds locked, the leftovers of killed writers.
+    """Remove hidden files that no process has locked: the leftovers of killed writers.
 
-    On a file system without locks, remove only files older than `older_than_s`. A living writer needs seconds for a file.
+    Without locks, only files older than `older_than_s` are removed; writing a file takes seconds.
     """
     for path in folder.glob(".*.tmp"):
         try:
@@ -175,7 +172,7 @@ def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
         except (FileNotFoundError, PermissionError):
             continue  # gone meanwhile, or another user's
         try:
-            is_abandoned = locked(descriptor)
+            is_abandoned = try_lock(descriptor)
             if is_abandoned is None:
                 is_abandoned = time.time() - os.fstat(descriptor).st_mtime > older_than_s
             if is_abandoned:
@@ -212,11 +209,9 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
 
 
 def check_folder(folder: Path, need_bytes: int, kind: str = "result folder") -> None:
-    """Raise ConfigError unless files can be created in `folder` and `need_bytes` are free there.
+    """Raise ConfigError unless files can be created in `folder`, which may not exist yet, and `need_bytes` are free.
 
-    `folder` may not exist yet. No file or folder is left behind.
-
-    kind: the folder's name in messages.
+    kind: name of the folder in messages.
     """
     ancestor = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     remedy = f"Choose another {kind}"

@@ -1,4 +1,4 @@
-"""The folder of a store: its version mark, journals and locks, and reading rows from its checksummed files."""
+"""The folder of a store: version mark, journals and locks, and reading rows from checksummed files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EMPTY = (
 
 
 class StoreFolder:
-    """The folder of a result store: its files, journals and locks. The subclass `Store` adds the tables."""
+    """The folder of a result store. The subclass `Store` adds the tables."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
@@ -61,9 +61,9 @@ class StoreFolder:
         self.check_version()
 
     def prepare(self) -> None:
-        """Create the store's folders and its version file `store.json`, before the first write.
+        """Create the store's folders and `store.json` if they are missing.
 
-        Raises StoreError if the store has another schema version or the disk refuses.
+        Raises StoreError: the store has another schema version, or the disk refuses.
         """
         with disk_errors("preparing the result folder", self.root):
             for folder in ("journal", *SCHEMAS):
@@ -74,14 +74,13 @@ class StoreFolder:
         self.check_version()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Return a context manager that locks the store, so that no other process replaces its files. For code that reads
-        files and then removes them."""
+        """Return a context manager that locks the store, for code that reads files and then removes them."""
         return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
-        """Write the rows of a journal as parquet files, and remove the journal. Return the number of samples.
+        """Write a journal's rows as parquet files, and remove the journal. Return the number of samples.
 
-        This process must hold the lock of the journal.
+        This process must hold the journal's lock.
         """
         content = journal.read(path)
         records = _of_this_version(path, content.records)
@@ -101,10 +100,7 @@ class StoreFolder:
         return len(records)
 
     def next_time(self) -> datetime:
-        """Return the current time, or a moment after the latest commit that this process has seen, whichever is later.
-
-        So the newest row wins even if clocks differ.
-        """
+        """Return a commit time: now, or just after the latest known one, so that the newest row wins if clocks differ."""
         commit_time = datetime.now(UTC)
         if self._latest is not None:
             commit_time = max(commit_time, self._latest + timedelta(microseconds=1))
@@ -112,12 +108,11 @@ class StoreFolder:
         return commit_time
 
     def rows_in_files(self, table: str) -> int:
-        """Count the rows in a table's files, from their footers alone. The few rows in journals are not counted."""
+        """Count a table's rows from the footers of its files, without rows in journals."""
         return sum(map(number_of_rows, self.files(table)))
 
     def check_version(self) -> None:
-        """Raise StoreError if the folder was written under another schema version, or has rows but no version mark
-        (`store.json`)."""
+        """Raise StoreError if the store has another schema version, or rows but no `store.json`."""
         path = self.root / MARK
         try:
             stored_mark = json.loads(path.read_bytes())
@@ -135,11 +130,10 @@ class StoreFolder:
             parts.refuse_version(self.root, version)
 
     def file(self, table: str, cell: str) -> Path:
-        """Return the path of the file of `table` that has the rows of this cell only."""
+        """Return the path of a cell's own file in a table's folder."""
         return score_files.own_file(self.root, table, cell)
 
     def files(self, table: str) -> list[Path]:
-        """Return the paths of all parquet files of a table."""
         return score_files.table_files(self.root, table)
 
     def read(
@@ -151,20 +145,20 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return some columns of a table, read from all files that `list_files` returns, in the order of their names.
+        """Return columns of a table, read from all files that `list_files` returns, in the order of their names.
 
-        Files are read one by one. That is as quick as a pyarrow dataset, whose import alone costs more than most reads.
+        Files are read one by one, because importing `pyarrow.dataset` takes longer than most reads.
 
         Args:
             columns: names of columns.
-            cells, metrics: if given, only rows of these cells and metrics are returned.
-            coded: return text columns dictionary-encoded, which keeps one copy of each distinct text.
+            cells, metrics: if given, only rows of these cells (hashes) and metrics.
+            coded: return text columns dictionary-encoded.
 
         Raises:
-            StoreError: another schema version, or a damaged file.
+            StoreError: another schema version, a damaged file, or files that keep vanishing.
         """
         self.check_version()
-        schema = parts.of_columns(table, columns, coded)
+        schema = parts.schema_of_columns(table, columns, coded)
         for _ in range(RETRIES):
             try:
                 tables = [parts.read_file(path, schema, cells, metrics) for path in sorted(list_files())]
@@ -184,13 +178,11 @@ class StoreFolder:
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return the current rows of the table `cells`, `samples` or `metrics`: rows that no other file replaces (see
-        `score_files.py`).
+        """Return the rows of `cells`, `samples` or `metrics` that no other file replaces (see `score_files.py`).
 
         Args:
-            cells, metrics: if given, only rows of these cells (hashes) and metrics are returned.
+            cells, metrics, coded: as for `read`.
             columns: names of columns; None returns all.
-            coded: return text columns dictionary-encoded.
         """
         selected_columns = SCHEMAS[table].names if columns is None else known_columns(table, columns)
         column_names = list(dict.fromkeys([*selected_columns, "cell"]))
@@ -200,25 +192,25 @@ class StoreFolder:
         ).select(selected_columns)
 
     def remove_stale_files(self) -> None:
-        """Remove the unfinished files that killed writers left in the store."""
+        """Remove unfinished files of killed writers."""
         for folder in (".", "journal", *SCHEMAS):
             remove_stale(self.root / folder)
 
     def journals(self) -> list[Path]:
-        """List the journals: files of running or killed writers, with the samples that are in no parquet file yet."""
+        """List the journals, whose samples are in no parquet file yet."""
         return sorted((self.root / "journal").glob("*.jsonl"))
 
     def pending_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield every response row that is still in a journal."""
+        """Yield the response rows of all journals."""
         for path in self.journals():
             yield from self.journal_rows(path)
 
     def journal_rows(self, path: Path) -> list[dict[str, Any]]:
-        """Return the response rows of a journal; none if it has been published meanwhile."""
+        """Return the response rows of a journal; none if it was published meanwhile."""
         return [row for record in self.records(path) for row in record["rows"]]
 
     def records(self, path: Path) -> Sequence[Mapping[str, Any]]:
-        """Return the records of a journal; none if it has been published meanwhile."""
+        """Return the records of a journal; none if it was published meanwhile."""
         try:
             content = journal.read(path)
         except FileNotFoundError:
@@ -240,10 +232,7 @@ def _of_this_version(path: Path, records: Sequence[Mapping[str, Any]]) -> Sequen
 
 
 class Writer:
-    """A writer of samples (answers of all cells to one question) to a store, made by `Store.writer`.
-
-    It is a context manager for one thread of one process.
-    """
+    """A context manager that stores samples (all cells' answers to a question), for one thread (`Store.writer`)."""
 
     def __init__(self, store: StoreFolder, worker: str, publish_every: int) -> None:
         self._store, self._worker, self._every = store, worker, publish_every
@@ -253,16 +242,15 @@ class Writer:
         self._folder: os.stat_result | None = None  # the store's folder at the first commit
 
     def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
-        """Store the rows of ONE sample, one row per cell, or none of them.
+        """Store the rows of ONE sample, one row per cell, or none of them. Stored rows survive kill -9 and power
+        failure.
 
-        When this returns, the rows survive kill -9 and power failure.
+        rows: rows of `responses`. Nullable columns may be left out; schema_version, worker and committed_at are filled
+        in.
+        prompt: the sample's row of the table `prompts`.
 
-        rows: rows of `responses`. Nullable columns may be left out. schema_version, worker and committed_at are filled in.
-        prompt: the sample's row of the table `prompts`, stored together with `rows`.
-
-        Raises StoreError: a row breaks the schema, rows of several samples, two rows of one cell, or a disk that refuses. The
-        rows are then not stored, with one exception: if the message states that publishing failed, the rows stay in the
-        journal, where readers and later runs find them.
+        Raises StoreError: a row breaks the schema, rows of several samples, two rows of one cell, or a disk that
+        refuses. The rows are then not stored, except if publishing failed: then they stay in the journal.
         """
         if os.getpid() != self._process:
             raise StoreError("a Writer belongs to the process that made it; open one in the forked process")
@@ -297,10 +285,8 @@ class Writer:
             self.publish()
 
     def _add(self, rows: list[dict[str, Any]], prompt: dict[str, Any] | None) -> None:
-        """Append one record to the journal: the checked rows of a sample, and its row of `prompts`.
-
-        Raises FileNotFoundError if the result folder is gone, else StoreError.
-        """
+        """Append a sample's rows to the journal. Raises FileNotFoundError if the result folder is gone, else
+        StoreError."""
         root = self._store.root
         if self._folder is not None and not os.path.samestat(self._folder, os.stat(root)):
             raise FileNotFoundError(root)
@@ -316,10 +302,9 @@ class Writer:
         self._samples += 1
 
     def publish(self) -> None:
-        """Write the samples in the journal as a parquet file. Without unpublished samples, do nothing.
+        """Write the journal's samples as a parquet file. Without samples, do nothing.
 
-        Raises StoreError if the disk refuses; the samples then stay in the journal. If the journal itself is gone, the
-        message says so.
+        Raises StoreError: the disk refuses (the samples stay in the journal), or the journal is gone.
         """
         if self._journal is None or os.getpid() != self._process:
             return
@@ -333,8 +318,7 @@ class Writer:
         self._journal = None
 
     def _vanished(self, more: int) -> StoreError:
-        """Return the error for a result folder that vanished. more: number of lost samples in addition to those in the
-        journal."""
+        """Return the error for a vanished result folder. more: number of lost samples that are not in the journal."""
         lost_samples = more
         if self._journal is not None:
             lost_samples += self._samples

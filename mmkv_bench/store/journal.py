@@ -1,9 +1,8 @@
-"""The journal: one file per writer, one checksummed line per sample, on disk before a commit returns.
+r"""The journal: one file per writer, one checksummed line per sample, on disk before a commit returns.
 
-A line is `<first 16 hex digits of the text's sha256> <JSON text>\\n`. Only its writer appends to a journal, and only at its
-end, so a crash can damage the last line only. Readers drop a damaged last line and refuse any other damage.
-The writer holds an exclusive flock as long as it lives, and the kernel releases the lock when the process ends. A lock that
-can be taken therefore means an abandoned journal, which another process may publish (see `claim`).
+A line is `<first 16 hex digits of the text's sha256> <JSON text>\n`. A crash can damage only the last line. Readers
+drop a damaged last line and refuse other damage. The writer holds an exclusive flock until its process ends. A lock
+that can be taken thus means an abandoned journal, which another process may publish (see `claim`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.files import canonical_json, checksum, locked, new_locked, sync_folder
+from mmkv_bench.store.files import canonical_json, checksum, new_locked, sync_folder, try_lock
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,11 @@ class Content:
 
 
 def read(path: Path) -> Content:
-    """Return all records of a journal, also while another process writes it. A damaged last line is dropped and counted in
-    `torn`.
+    """Return the content of a journal, also while another process writes it.
 
     Raises:
         FileNotFoundError: the journal was published meanwhile.
-        StoreError: other damage; the message names file and line.
+        StoreError: damage before the last line.
     """
     damaged_line: int | None = None
     for attempt in range(3):
@@ -59,10 +57,7 @@ def read(path: Path) -> Content:
 
 
 def _parse(raw: bytes) -> tuple[Content, int | None]:
-    """Parse a journal's bytes. Return its content, and the number of the first damaged line.
-
-    The number is None if no line or only the last is damaged.
-    """
+    """Parse a journal's bytes. Return the content, and the number of the first damaged line before the last, or None."""
     records: list[dict[str, Any]] = []
     line_start = 0
     while line_start < len(raw):
@@ -79,10 +74,10 @@ def _parse(raw: bytes) -> tuple[Content, int | None]:
 
 
 class Journal:
-    """A journal that this process writes: a file with one checksummed line per record. Not thread-safe."""
+    """A journal that this process writes. Not thread-safe."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Create `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
+        """Create `<folder>/<name>-<random>.jsonl`, which is locked as soon as it is visible. Raises OSError."""
         self.path = folder / f"{name}-{uuid.uuid4().hex[:12]}.jsonl"
         hidden = folder / f".{self.path.name}.tmp"
         self._file = new_locked(hidden)
@@ -97,9 +92,9 @@ class Journal:
         self.size = 0
 
     def append(self, record: dict[str, Any]) -> None:
-        """Append one record. When this returns, the record is on disk in the journal's file.
+        """Append a record, and return when it is on disk. After an exception the journal is unchanged.
 
-        After any exception the journal is unchanged. FileNotFoundError: somebody removed or renamed the journal's file.
+        Raises OSError; FileNotFoundError if the journal's file was removed or renamed.
         """
         json_bytes = canonical_json(record).encode()
         line = memoryview(checksum(json_bytes).encode() + b" " + json_bytes + b"\n")
@@ -127,10 +122,9 @@ class Journal:
 
 
 def claim(path: Path) -> int | None:
-    """Take over an abandoned journal. Return its open, locked file descriptor, which the caller closes.
+    """Lock an abandoned journal. Return its open descriptor, which the caller closes.
 
-    Return None if the writer lives, another process has claimed the journal, the file is gone, or the file system has no
-    locks.
+    Return None if another process has the journal, the file is gone, or the file system has no locks.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -138,7 +132,7 @@ def claim(path: Path) -> int | None:
         return None
     try:
         # The previous holder may have published and removed the journal: then this file has no name any more.
-        if locked(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+        if try_lock(descriptor) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return descriptor
     except FileNotFoundError:
         pass
@@ -150,12 +144,12 @@ def claim(path: Path) -> int | None:
 
 
 def in_use(path: Path) -> bool:
-    """Tell whether a living process writes the journal, so that an incomplete last line is not damage."""
+    """Tell whether a living process writes the journal."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        return locked(descriptor, fcntl.LOCK_SH) is False
+        return try_lock(descriptor, fcntl.LOCK_SH) is False
     finally:
         os.close(descriptor)

@@ -1,8 +1,7 @@
 """Files of the tables `timings`, `diagnostics` and `prompts`, and which of their rows are the newest.
 
-A timed pass has one small file. A later pass with the same cell, length, batch size, way of building the batch, and repeat
-number replaces it. An analysis has one file per sample, with the values measured together. A packed file may hold older
-copies of rows.
+Each timed pass (forward passes of one length and batch) and each diagnostic measurement of a sample has its own file,
+so measuring again replaces the file. A packed file may have older copies of rows.
 """
 
 from __future__ import annotations
@@ -24,16 +23,12 @@ from mmkv_bench.store.rows import safe_name
 
 _PASS_COLUMNS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
 MEASUREMENT = ("measurement", "sample_id")
-"""Rows that agree in these columns are written together, and newer ones replace them."""
+"""Rows of `diagnostics` with equal values here are written together, and newer ones replace them."""
 PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
 
 
 def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Return the path of the file that stores the rows of one timed pass.
-
-    Raises:
-        StoreError: no rows, or rows of several passes.
-    """
+    """Return the path of the file for one timed pass. Raises StoreError unless all rows are of one pass."""
     passes = {tuple(row.get(name) for name in _PASS_COLUMNS) for row in rows}
     if len(passes) != 1:
         raise StoreError(f"timings: got rows of {len(passes)} passes; write one pass at a time")
@@ -44,17 +39,16 @@ def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def newest_passes(rows: pa.Table) -> pa.Table:
-    """Return, for each timed pass, the rows that were committed last, sorted by pass. rows: rows of the table `timings`."""
+    """Return the newest rows of each timed pass, sorted by pass."""
     rows = committed_last(rows, _PASS_COLUMNS)
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS_COLUMNS])) if rows.num_rows else rows
 
 
 def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None:
-    """Return a warning if the machine did other work during the timed passes; None if it did not or its load is unknown.
+    """Return a warning if the machine did other work during the timed passes, else None.
 
-    Args:
-        loads: load average over the last minute at the end of each pass, NaN if unknown.
-        threads: number of threads of each pass, NaN if unknown.
+    loads: load average over the last minute at the end of each pass, NaN if unknown.
+    threads: number of threads of each pass, NaN if unknown.
     """
     known_loads = [load for load in loads if not isnan(load)]
     most_threads = max((count for count in threads if not isnan(count)), default=None)
@@ -67,12 +61,9 @@ def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None
 
 
 def file_of_sample(root: Path, rows: pa.Table) -> Path:
-    """Return the path of the file for one sample's rows of the table `diagnostics`.
+    """Return the path for a sample's rows of `diagnostics`, named after analysis, sample and measurements.
 
-    It depends on analysis, sample and measurements, so measuring the same again replaces the earlier file.
-
-    Raises:
-        StoreError: no rows, or rows of several samples or analyses.
+    Raises StoreError unless all rows are of one sample and one analysis.
     """
     analysis_names, sample_ids, measurements = (
         rows[name].unique().to_pylist() for name in ("name", "sample_id", "measurement")
@@ -87,7 +78,7 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
 
 
 def committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
-    """Group rows by the columns `unit`, and return of each group all rows with the group's newest commit time."""
+    """Group rows by the columns `unit`, and return each group's rows with the newest commit time."""
     _, unit_of_row = np.unique(keys(rows, unit), return_inverse=True)
     commit_times = numbers_of(rows["committed_at"].cast(pa.int64()))
     last_commit_of_unit = np.full(unit_of_row.max(initial=-1) + 1, np.iinfo(np.int64).min)

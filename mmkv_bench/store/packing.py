@@ -1,5 +1,8 @@
-"""Packed tables, for publishing: few files below a size limit, in which cells with similar answers are neighbours. Slim rows
-lack the values that `schema.SLIM` lists."""
+"""Packed files for publishing: few, of limited size, with cells of similar answers as neighbours. And slim rows for
+git.
+
+A cell is one method at one budget on one dataset.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.store.parts import codes_of, opened, readable, sealed
+from mmkv_bench.store.parts import codes_of, open_checked, parquet_bytes, readable
 
 
-def counted(path: Path) -> dict[str, int]:
+def rows_per_cell(path: Path) -> dict[str, int]:
     """Map each cell in a parquet file to its number of rows. Raises FileNotFoundError, StoreError."""
     rows_by_cell: dict[str, int] = {}
-    with readable(path), opened(path, ["cell"]) as file:
+    with readable(path), open_checked(path, ["cell"]) as file:
         for group in range(file.num_row_groups):
             for codes in file.read_row_group(group, ["cell"])["cell"].chunks:
                 rows_in_chunk = np.bincount(codes_of(codes), minlength=len(codes.dictionary)).tolist()
@@ -32,7 +35,7 @@ Name = TypeVar("Name", str, int)
 
 
 def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
-    """Split `names`, in order, into lists with at most `at_once` rows each. A name with more rows gets its own list.
+    """Split `names`, in order, into lists with at most `at_once` rows. A name with more rows gets its own list.
 
     counts: number of rows of each name.
     """
@@ -56,9 +59,7 @@ ALWAYS_DROPPED = ("forced_kl", "forced_agree", "reference_nll", "fork_group")
 
 
 def slim(rows: pa.Table) -> pa.Table:
-    """Return rows of `responses` without the values that `schema.SLIM` lists. Rows in git are stored in this form.
-
-    Running the cells again restores the values.
+    """Return rows of `responses` without the values of `schema.SLIM`. Running the cells again restores them.
 
     rows: all columns, one row per cell and sample.
     """
@@ -67,7 +68,7 @@ def slim(rows: pa.Table) -> pa.Table:
     mask_by_column = dict.fromkeys(OF_GROUPS, pc.equal(rows["measured"], "group")) | dict.fromkeys(
         ALWAYS_DROPPED, everywhere
     )
-    for name, where in (mask_by_column | {"kept_digest": pa.array(~chosen(cells, samples))}).items():
+    for name, where in (mask_by_column | {"kept_digest": pa.array(~rows_with_digest(cells, samples))}).items():
         rows = _with(rows, name, pc.if_else(where, pa.scalar(None, rows.schema.field(name).type), rows[name]))
     newest_commit_of_cell = np.full(len(cells.dictionary), np.iinfo(np.int64).min)
     cell_of_row = cells.indices.to_numpy()
@@ -76,19 +77,17 @@ def slim(rows: pa.Table) -> pa.Table:
     return _with(rows, "slim", everywhere)
 
 
-def chosen(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
-    """Choose the rows that keep their `kept_digest` in slim form. Return a mask, bool [n].
+def rows_with_digest(cells: pa.DictionaryArray, samples: pa.DictionaryArray) -> np.ndarray:
+    """Choose the rows that keep their `kept_digest` in slim form, by cell and sample only. Return a mask, bool [n].
 
-    About one in `ONE_IN` rows is chosen, and at least `MIN_ROWS_PER_CELL` per cell. The choice depends only on the names of
-    cell and sample.
+    About one in `ONE_IN` rows is chosen, and at least `MIN_ROWS_PER_CELL` per cell.
 
     cells, samples: cell hash and sample id of each of the n rows.
     """
     cell_of_row = cells.indices.to_numpy()
     with np.errstate(over="ignore"):
-        row_hashes = (
-            _hashes(cells)[cell_of_row] * np.uint64(0x9E3779B97F4A7C15) + _hashes(samples)[samples.indices.to_numpy()]
-        )
+        row_hashes = _hashes(cells)[cell_of_row] * np.uint64(0x9E3779B97F4A7C15)
+        row_hashes += _hashes(samples)[samples.indices.to_numpy()]
         row_hashes = (row_hashes ^ (row_hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         row_hashes = (row_hashes ^ (row_hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         row_hashes ^= row_hashes >> np.uint64(31)
@@ -115,9 +114,8 @@ LARGEST_FILE = 9_500_000
 """Bytes of a packed file, below the limit of 10 MB of a repository of results (`scripts/weight.py`)."""
 ROW_GROUP = 1 << 19
 DENSEST_LEVEL = 19
-"""Level of zstd for rows that go into git. Higher levels need half a gigabyte more to save one two-thousandth. For a million
-answers
-this level takes minutes to save a sixteenth of the size that `QUICK_LEVEL` gives."""
+"""Level of zstd for rows in git. For a million answers, it takes minutes to save a sixteenth of the size at
+`QUICK_LEVEL`."""
 QUICK_LEVEL = 9
 ALIKE = (  # columns of `cells` that define the order of rows in packed files
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
@@ -130,25 +128,21 @@ def is_packed(path: Path) -> bool:
     return path.name == "packed.parquet" or path.name.startswith("packed-")
 
 
-def alike(cells: pa.Table) -> list[str]:
-    """Return the hashes of all cells in the table `cells`, sorted by `ALIKE`, so that neighbours agree in dataset, method and
-    budget."""
+def similarity_order(cells: pa.Table) -> list[str]:
+    """Return cell hashes, sorted by `ALIKE`, so that neighbours agree in dataset, method and budget."""
     cell_columns = cells.select(ALIKE).combine_chunks()
     return cell_columns.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
 
 
-def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
-    """Return the cell hashes `names` in the order of `order`. Hashes that are missing from `order` come last."""
+def in_cell_order(names: Iterable[str], order: Iterable[str]) -> list[str]:
+    """Return the cell hashes `names` in the order of `order`; hashes missing there come last."""
     known_names = set(names)
     ordered_names = [name for name in order if name in known_names]
     return ordered_names + sorted(known_names.difference(ordered_names))
 
 
-def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Return rows sorted by cell, cells in the order of the list `order`.
-
-    Rows of one cell keep their order. Rows of cells that are missing from `order` come last.
-    """
+def sort_by_cell(rows: pa.Table, order: Sequence[str]) -> pa.Table:
+    """Return rows sorted by cell, in the order of `order`; other cells come last. Rows of one cell keep their order."""
     place_of_row = pc.index_in(rows["cell"], value_set=pa.array(order, pa.string())).fill_null(len(order)).to_numpy()
     return rows.take(np.argsort(place_of_row, kind="stable"))
 
@@ -156,15 +150,13 @@ def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
 def packed(
     rows: pa.Table, largest: int = LARGEST_FILE, together: str = "cell", level: int = DENSEST_LEVEL
 ) -> list[bytes]:
-    """Return `rows` as the contents of parquet files of at most `largest` bytes.
+    """Return `rows` as the contents of parquet files of at most `largest` bytes each.
 
-    A cell is never split, so a larger cell gets one larger file.
-
-    rows: sorted so that the rows of one cell are adjacent.
-    together: the column whose values are never split between files, by default the cell.
+    rows: sorted so that rows of one cell are adjacent.
+    together: column whose equal values stay in one file, which may then exceed `largest`.
     level: compression level of zstd.
     """
-    file_bytes = sealed(
+    file_bytes = parquet_bytes(
         rows,
         row_group_size=ROW_GROUP,
         compression="zstd",
@@ -191,7 +183,7 @@ def packed(
 def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
     """Return the keyword arguments for pyarrow that set the encoding of each column.
 
-    Integers and times get BYTE_STREAM_SPLIT, because their upper bytes hardly differ; so do floats that rarely repeat. Other
+    BYTE_STREAM_SPLIT suits integers and times, whose upper bytes hardly differ, and floats that rarely repeat. Other
     repeated values get dictionaries.
     """
     dictionary_columns, byte_split_columns = [], []

@@ -1,8 +1,9 @@
-"""Parquet files of rows: written whole with a digest, checked when read, and reduced to the newest row per cell and sample.
+"""Parquet files of rows: written whole with a digest, checked when read, and reduced to the newest row per cell and
+sample.
 
-The sha256 of a file is stored in its footer under `KEY`. It is computed with zeros in place of its 64 digits. So file and digest
-appear in one step, even if a writer is killed, and a file may be renamed or sent anywhere. Reading a file detects any change of
-a stored byte. Pages have checksums too. A file without a digest was written by another program and is refused.
+A cell is one method at one budget on one dataset. The sha256 of a file, computed with zeros in place of its 64 digits,
+is in the footer under `KEY`. So a file may be renamed or sent anywhere, and reading detects any changed byte. Files
+without a digest are refused.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ _EMPTY_DIGEST = b"0" * 64
 # The bytes of the pair in the footer: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
 _MARK = KEY.encode() + b"\x18\x40"
 WHOLE_FILE_BYTES = 32 << 20
-"""Files up to this number of bytes are read into memory. A larger file is hashed piece by piece and then read from disk."""
+"""Files up to this size are read into memory. Larger files are hashed piece by piece and then read from disk."""
 _PIECE_BYTES = 1 << 22
 _known: set[State] = set()
-"""Files hashed by this process: everything that changes with their bytes."""
+"""States of files that this process has hashed."""
 
 
 class Damaged(ValueError):
     """Raised if a file's bytes are not the bytes that were written."""
 
 
-def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
-    """Return the content of a parquet file of `table`, with page checksums and a sha256 of the whole file in its footer.
+def parquet_bytes(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
+    """Return a table as the content of a parquet file, with page checksums and a sha256 in the footer.
 
     options: passed to `pyarrow.parquet.ParquetWriter`.
     """
@@ -54,9 +55,9 @@ def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -
 def write_sealed(
     stream: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table], row_group_size: int | None = None, **options: Any
 ) -> None:
-    """Write `tables` to a stream as one parquet file, with page checksums and a sha256 of the whole file in its footer.
+    """Write `tables` to a stream as one parquet file, with page checksums and a sha256 in the footer.
 
-    Each table starts a new row group, and is released once it is written.
+    Each table starts a new row group.
     """
     sink = _Digesting(stream)
     with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
@@ -68,7 +69,7 @@ def write_sealed(
 
 
 class _Digesting:
-    """A stream that hashes all bytes written to it. It holds the parquet footer back until the hash is inserted."""
+    """A stream that hashes all written bytes and holds back the parquet footer until the hash is in it."""
 
     closed = False
 
@@ -99,9 +100,8 @@ class _Digesting:
 
 
 @contextmanager
-def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """Check the sha256 in a parquet file's footer, and yield the open file. Within a process, an unchanged file is hashed
-    once.
+def open_checked(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Check a parquet file's sha256 (once per process for an unchanged file), and yield the open file.
 
     coded: text columns to be read as dictionaries, if the file has them.
 
@@ -130,8 +130,7 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
 
 
 def number_of_rows(path: Path) -> int:
-    """Return the number of rows from a parquet file's footer. A missing or damaged file counts as 0 rows; reading it reports
-    the damage."""
+    """Return the number of rows in a parquet file's footer; 0 for a missing or damaged file."""
     try:
         return pq.read_metadata(path).num_rows
     except (OSError, pa.ArrowException):
@@ -139,7 +138,7 @@ def number_of_rows(path: Path) -> int:
 
 
 def _check(stream: BinaryIO) -> None:
-    """Raise Damaged if a file has no sha256 in its footer, or one that does not match its bytes."""
+    """Raise Damaged if a file has no sha256 in its footer, or one that does not match."""
     footer_end = stream.seek(0, os.SEEK_END) - 8  # the footer's end; its length and four letters follow
     stream.seek(max(footer_end, 0))
     footer_start = max(footer_end - int.from_bytes(stream.read(4), "little"), 0)
@@ -168,19 +167,18 @@ _cells_of_groups: dict[bytes, dict[int, frozenset[str]]] = {}  # digest of a fil
 
 
 def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
-    """Return a function for `files.Staged` that writes `table`."""
-    return lambda stream: stream.write(sealed(table, compression="zstd"))
+    """Return a function that writes `table` to a stream, for `files.Staged`."""
+    return lambda stream: stream.write(parquet_bytes(table, compression="zstd"))
 
 
 def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
-    """Return a function for `files.Staged` that writes committed response rows as a parquet file.
+    """Return a function that writes response rows to a stream as a parquet file, for `files.Staged`.
 
-    Few rows keep their order. Many rows are sorted by cell, cells in the order of first appearance. Each row group then holds
-    whole cells, so reading a few adjacent cells decodes few other rows.
+    More than `ROW_GROUP` rows are sorted by cell (in order of first appearance), so that row groups have whole cells.
     """
     if rows.num_rows <= ROW_GROUP:
         return parquet(rows)
-    cell_codes = codes_of(coded(rows["cell"]))  # numbered in order of appearance
+    cell_codes = codes_of(dictionary_encoded(rows["cell"]))  # numbered in order of appearance
     row_order = np.argsort(cell_codes, kind="stable")
     rows_by_cell = rows.take(column_of(row_order))
     row_groups = [rows_by_cell.slice(start, end - start) for start, end in runs(cell_codes[row_order], ROW_GROUP)]
@@ -188,17 +186,14 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
 
 
 def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
-    """Return (start, end) of slices that have about `rows` rows each and do not split a cell.
-
-    codes: the number of each row's cell, sorted.
-    """
+    """Return (start, end) of slices of about `rows` rows that split no cell. codes: each row's cell number, sorted."""
     cell_ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
     slice_ends = cell_ends[np.searchsorted(cell_ends, np.arange(rows, len(codes), rows))]
     return list(pairwise(np.unique([0, *slice_ends.tolist(), len(codes)]).tolist()))
 
 
-def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
-    """Return the pyarrow schema of the columns `columns` of a table. coded: make text columns dictionary-encoded."""
+def schema_of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
+    """Return the schema of some columns of a table. coded: with dictionary-encoded text columns."""
     fields = (SCHEMAS[table].field(name) for name in columns)
     return pa.schema(
         [field.with_type(CODED_TEXT) if coded and field.type == pa.string() else field for field in fields]
@@ -211,7 +206,7 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def column_of(values: np.ndarray) -> pa.Array:
-    """Return an array of numbers as a pyarrow array, without a copy.
+    """Return numbers as a pyarrow array, without a copy.
 
     `pyarrow.array` would import pandas, which takes longer than reading most stores.
     """
@@ -220,7 +215,7 @@ def column_of(values: np.ndarray) -> pa.Array:
 
 
 def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """Convert a column of integers or floats without nulls to NumPy. (`to_numpy` imports pandas, see `column_of`.)"""
+    """Convert a column of numbers without nulls to NumPy. (`to_numpy` imports pandas, see `column_of`.)"""
     if not len(column):
         return np.zeros(0, str(column.type))
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -230,29 +225,29 @@ def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
 
 
 _NO_PLACE = column_of(np.array([-1], np.int32))[0]
-"""The value that replaces null. (`pyarrow.scalar` imports pandas, see `column_of`.)"""
+"""The scalar -1, which replaces null. (`pyarrow.scalar` imports pandas, see `column_of`.)"""
 
 
-def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
+def dictionary_encoded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
     """Return a text column as a dictionary-encoded array in one chunk."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
 
 
 def codes_of(codes: pa.DictionaryArray) -> np.ndarray:
-    """Return the index of each row's text in the dictionary, int64 [rows]; -1 for null."""
+    """Return each row's index in the dictionary, int64 [rows]; -1 for null."""
     return numbers_of(pc.fill_null(codes.indices, _NO_PLACE)).astype(np.int64)
 
 
 def texts_of(values: list[str]) -> pa.Array:
-    """Return an array of texts without importing pandas. Offsets are int32, so the texts may take at most 2 GiB."""
+    """Return texts as a pyarrow array without importing pandas. The texts may take at most 2 GiB."""
     encoded = [value.encode() for value in values]
     text_ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(text_ends), pa.py_buffer(b"".join(encoded)))
 
 
 def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
-    """Tell for each row of a text column whether it equals one of `texts`: bool [rows]. The column may be dictionary-encoded."""
+    """Tell for each row of a text column, dictionary-encoded or not, whether it is among `texts`: bool [rows]."""
     if not pa.types.is_dictionary(column.type):
         return pc.is_in(column, value_set=texts)
     masks = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
@@ -260,16 +255,13 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
 
 
 def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.ChunkedArray:
-    """Apply `wanted` to each row's text in a dictionary-encoded column, once per distinct text. Return a mask, bool [rows]."""
-    return is_in(column, texts_of([text for text in coded(column).dictionary.to_pylist() if wanted(text)]))
+    """Apply `wanted` once per distinct text of a dictionary-encoded column. Return a mask, bool [rows]."""
+    return is_in(column, texts_of([text for text in dictionary_encoded(column).dictionary.to_pylist() if wanted(text)]))
 
 
 def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
-    """Return the index in `texts` of each row's text, int64 [rows]; -1 for a text that is not in `texts`.
-
-    texts: distinct texts.
-    """
-    coded_column = coded(column)
+    """Return the index of each row's text in `texts`, which are distinct, int64 [rows]; -1 if missing."""
+    coded_column = dictionary_encoded(column)
     place_of_text = numbers_of(pc.fill_null(pc.index_in(coded_column.dictionary, value_set=texts), _NO_PLACE))
     return np.append(place_of_text, -1).astype(np.int64)[codes_of(coded_column)]
 
@@ -284,11 +276,11 @@ def read_file(
 
     Raises:
         FileNotFoundError: the file is gone.
-        StoreError: the file, which the message names, is damaged, unreadable or of another schema version.
+        StoreError: the file is damaged, unreadable or of another schema version.
     """
     wanted_texts = {name: texts for name, texts in (("cell", cells), ("metric", metrics)) if texts is not None}
     coded_columns = sorted({*wanted_texts, *(field.name for field in schema if field.type == CODED_TEXT)})
-    with readable(path), opened(path, coded_columns) as file:
+    with readable(path), open_checked(path, coded_columns) as file:
         column_names = _columns_in(file, [*schema.names, *wanted_texts])
         return _as(
             path,
@@ -298,27 +290,21 @@ def read_file(
 
 
 def read_by_group(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of one parquet file, one row group at a time, because all rows of a large file do not fit into memory.
-
-    Raises FileNotFoundError if the file is gone.
-    """
-    with readable(path), opened(path) as file:
+    """Yield the rows of one parquet file, one row group at a time. Raises the errors of `read_file`."""
+    with readable(path), open_checked(path) as file:
         column_names = _columns_in(file, schema.names)
         for number in range(file.num_row_groups):
             yield _as(path, file.read_row_group(number, column_names), schema)
 
 
 def _columns_in(file: pq.ParquetFile, columns: Iterable[str]) -> list[str]:
-    """Return the names among `columns` and `schema_version` that are columns of a file."""
+    """Return the columns of a file that are `schema_version` or in `columns`."""
     columns_of_file = set(file.schema_arrow.names)
     return [name for name in dict.fromkeys(["schema_version", *columns]) if name in columns_of_file]
 
 
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows in the form of `schema`. Nullable columns that an older file lacks are filled with nulls.
-
-    path: the rows' file, for error messages.
-    """
+    """Return rows in the form of `schema`, with nulls for missing nullable columns. path: for messages."""
     _check_version(path, rows)
     columns_of_rows = set(rows.column_names)
     for field in schema:
@@ -328,11 +314,10 @@ def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _chosen_rows(path: Path, file: pq.ParquetFile, names: list[str], wanted: Mapping[str, Collection[str]]) -> pa.Table:
-    """Return the rows of a file whose text in each column of `wanted` is one of that column's wanted texts.
+    """Return the rows of a file whose text in each column of `wanted` is among that column's wanted texts.
 
-    Row groups are read one at a time, because the wanted rows may be spread over a file that does not fit into memory. The
-    cells of each row group are remembered within the process, because scoring and packing read a few cells at a time and most
-    files have none of them.
+    Row groups are read one at a time to save memory. The process remembers the cells of each row group, because scoring
+    and packing read a few cells at a time.
 
     names: the columns to return.
     """
@@ -389,7 +374,7 @@ def refuse_version(where: Path, version: object) -> None:
 
 
 def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Table:
-    """Group rows by the columns `unit` and return the row of each group that was committed last, sorted by these columns.
+    """Return the last committed row of each group of rows with equal columns `unit`, sorted by these columns.
 
     If commit times are equal, the later row counts.
     """
@@ -406,7 +391,7 @@ def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Ta
 
 
 def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
-    """Return one number per row, int64 [rows]. Numbers are ordered as the tuples of the row's values in `names`, nulls last."""
+    """Return a number per row, int64 [rows], ordered as the tuples of the row's values in `names`, nulls last."""
     key = np.zeros(rows.num_rows, dtype=np.int64)
     for name in names if rows.num_rows else ():
         column = rows[name].combine_chunks()

@@ -33,11 +33,9 @@ _ANSWER_ROOMS = (
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
-    """Return where rows come from: the columns git_commit, git_dirty, torch, transformers, versions, device, driver and cpu
-    of `cells`.
+    """Return the columns of `cells` about the origin of rows: git state, versions, device, driver and cpu.
 
-    Unknown values are None, except torch and transformers, which must not be null and become "none". For cpu no heavy package
-    is imported.
+    Unknown values are None; unknown torch and transformers are "none". For cpu no heavy package is imported.
 
     device: where the model runs ("cpu", "cuda", "cuda:1").
     """
@@ -58,8 +56,10 @@ def collect(device: str = "cpu") -> dict[str, Any]:
 
 @cache
 def source_files() -> Mapping[str, str]:
-    """Map each code file of the package that can affect answers (path inside the package, sorted) to its sha256 (hex).
-    Configuration, data and weights are left out, because a cell's hash covers them."""
+    """Map each code file of the package that can affect answers (path in the package) to its sha256.
+
+    Configuration, data and weights are left out, because a cell's hash covers them.
+    """
     package = Path(__file__).resolve().parents[1]
     source_paths = (path for room in _ANSWER_ROOMS for path in sorted((package / room).rglob("*.py")))
     return {
@@ -68,26 +68,24 @@ def source_files() -> Mapping[str, str]:
 
 
 def source_version() -> str:
-    """Return the package's version with 12 digits of a digest of `source_files`: `0.2.0+1a2b3c4d5e6f`."""
+    """Return the package's version and 12 digits of a digest of `source_files`: `0.2.0+1a2b3c4d5e6f`."""
     names_and_digests = "".join(f"{name} {digest}\n" for name, digest in source_files().items())
     return f"{version('mmkv-bench') or 'not installed'}+{hashlib.sha256(names_and_digests.encode()).hexdigest()[:12]}"
 
 
 @cache
 def version(package: str) -> str | None:
-    """Return the version of a package, or None if the package is not installed."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def committed(file: str, commit: str) -> str | None:
-    """Return the text of a file in a commit of the package's git checkout.
+def file_in_commit(file: str, commit: str) -> str | None:
+    """Return the text of a file in a commit of the package's git checkout, or "" if the commit lacks the file.
 
-    Return "" if the commit has no such file. Return None if there is no checkout, no git, or no such commit.
-
-    file: path inside the checkout.
+    Return None if there is no checkout, no git, or no such commit. file: path in the checkout.
     """
     checkout = Path(__file__).resolve().parents[2]
     try:
@@ -103,10 +101,7 @@ def committed(file: str, commit: str) -> str | None:
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of a git checkout, and whether its code has uncommitted changes (new files count).
-
-    Return (None, None) for a folder that is no checkout.
-    """
+    """Return a checkout's commit, and whether its code has uncommitted changes; (None, None) without a checkout."""
     try:
         if not _is_checkout(checkout):
             return None, None
@@ -137,7 +132,7 @@ def device_name(device: str) -> str:
 
 
 def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return the version of the NVIDIA kernel driver as stated in `report`, or None."""
+    """Return the version of the NVIDIA kernel driver in `report`, or None."""
     try:
         match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", report.read_text(), re.MULTILINE)
     except OSError:
@@ -146,9 +141,9 @@ def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
 
 
 def _cpu(report: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return the processor's name from `report`, else the kind of machine; None if that is unknown, too.
+    """Return the processor's name in `report`, else the kind of machine, else None.
 
-    Family and model are appended where `report` has them, because hypervisors shorten names (`AMD EPYC`).
+    Family and model are appended if known, because hypervisors shorten names (`AMD EPYC`).
     """
     try:
         cpu_report = report.read_text()

@@ -1,10 +1,8 @@
-"""Published stores: a flat folder of files with a manifest of their names, sizes and checksums; and `fetch`, which gets them
-back.
+"""Published stores: a flat folder of files with a manifest of their names, sizes and checksums; and `fetch`, which
+downloads them.
 
-The folder is flat so that its files can be assets of a release, files of a dataset's repository, or a folder of any web
-server. The file `responses/packed-12ab.parquet` of a store is published as `responses-packed-12ab.parquet`, beside
-`manifest.json`. `fetch` takes files from a folder, a web server or a dataset's repository on the Hugging Face hub, and checks
-every file before it gets its final name.
+The folder is flat so that its files can be assets of a release, files of a dataset's repository, or a folder of a web
+server. The file `responses/packed-12ab.parquet` of a store is published as `responses-packed-12ab.parquet`.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _PUBLISHED_PATH = re.compile(
 CHUNK = 1 << 20
 """Bytes read at a time."""
 TIMEOUTS = (20.0, 60.0)
-"""Seconds to reach a server, and seconds to wait for the next byte."""
+"""Seconds to wait for a server, and seconds to wait for the next byte."""
 MIN_BYTES_PER_S, PATIENCE_S = 1000, 120.0
 """Fewest bytes a second that a server may send, as a mean over so many seconds of waiting for it."""
 LARGEST_MANIFEST = 16 << 20
@@ -53,7 +51,7 @@ _DAMAGED_REMEDY = (
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """One published file: its path in the store, its size in bytes, and its sha256 in hexadecimal digits."""
+    """One published file: path in the store, size in bytes, and sha256 in hexadecimal digits."""
 
     path: str
     bytes: int
@@ -61,7 +59,7 @@ class PublishedFile:
 
     @property
     def name(self) -> str:
-        """Return the file's name in the flat folder of published files."""
+        """Return the file's name in the flat folder."""
         return self.path.replace("/", "-")
 
 
@@ -79,11 +77,11 @@ def publish(store: StoreFolder, folder: Path, beside: Mapping[str, bytes] | None
     """Copy a packed store into a new flat folder with a manifest.
 
     Args:
-        folder: created by this function. It must be empty, because other files in it would be published too.
+        folder: new or empty, because other files in it would be published too.
         beside: further files to publish, name -> content. Allowed names: `BESIDE`.
 
     Returns:
-        The manifest's sha256. A reader who has this from a trusted source can check all rows with it.
+        The manifest's sha256. With this from a trusted source, a reader can check all rows.
 
     Raises:
         ConfigError: the folder is not empty.
@@ -111,8 +109,8 @@ class PublishLocation:
 
     Attributes:
         shown: the address for messages, without secrets.
-        chunks: a function from a file's name to an iterator over the file's bytes. It raises StoreError if the file is
-            missing or cannot be read to its end.
+        chunks: maps a file's name to an iterator over the file's bytes. Raises StoreError if the file is missing or
+            cannot be read to its end.
     """
 
     shown: str
@@ -124,8 +122,7 @@ def place(address: str) -> PublishLocation:
 
     address: a folder, its manifest, file://, http://, https:// or hf://datasets/owner/name[@revision][/folder].
 
-    Raises:
-        ConfigError: the address has none of these forms, or names a folder that does not exist.
+    Raises ConfigError: the address has another form, or names a folder that does not exist.
     """
     url_parts = urlsplit(address)
     if url_parts.scheme in ("http", "https") and url_parts.hostname:
@@ -159,8 +156,7 @@ def place(address: str) -> PublishLocation:
 def fetch(
     source: PublishLocation, out: Path, sha256: str | None = None, say: Callable[[str], None] = lambda line: None
 ) -> tuple[int, int]:
-    """Fetch the published files of `source` into the folder `out`. Intact files that are already in `out` are not fetched
-    again.
+    """Fetch the published files of `source` into the folder `out`, except intact files that are there already.
 
     Args:
         sha256: the manifest's sha256, as returned by `publish`; None trusts the manifest.
@@ -200,11 +196,9 @@ def fetch(
 
 
 def _entries(text: bytes, where: str) -> list[PublishedFile]:
-    """Return the files of a manifest, with `store.json` last. So a store that was fetched in part lacks `store.json` and does
-    not open.
+    """Return the files of a manifest, with `store.json` last, so that a store fetched in part does not open.
 
-    Raises:
-        StoreError: not a manifest, another format, or a file name that no store uses.
+    Raises StoreError: not a manifest, another format, or a file name that no store uses.
     """
     try:
         content = json.loads(text)
@@ -258,8 +252,7 @@ def _missing(entries: Sequence[PublishedFile], out: Path) -> list[PublishedFile]
 
 
 def _write(source: PublishLocation, entry: PublishedFile, stream: BinaryIO) -> None:
-    """Copy one published file to `stream`, and check its size and sha256. Raises StoreError for a difference; the caller then
-    discards the file."""
+    """Copy a published file to `stream`. Raises StoreError for a wrong size or sha256; the caller discards the file."""
     shown_name, digest, size = f"{source.shown}/{entry.name}", hashlib.sha256(), 0
     for piece in source.chunks(entry.name):
         size += len(piece)
@@ -288,10 +281,7 @@ def _from_folder(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _from_hub(place: re.Match[str], shown: str, name: str) -> Iterator[bytes]:
-    """Yield the bytes of a file in a dataset's repository on the Hugging Face hub.
-
-    If the user has logged in (`hf auth login`), the token is sent to the hub.
-    """
+    """Yield the bytes of a file in a dataset's repository on the hub, with the token of a user who has logged in."""
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -315,11 +305,7 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
 
 
 def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
-    """Yield the chunks that `read` returns, until one is empty.
-
-    Raise StoreError after more than `PATIENCE_S` seconds with fewer bytes than `MIN_BYTES_PER_S` a second. Otherwise a server
-    that sends a byte now and then could hold a download open.
-    """
+    """Yield the chunks of `read` until one is empty. Raise StoreError if the server is too slow (`PATIENCE_S`)."""
     waited_s, received_bytes, wait_start = 0.0, 0, monotonic()
     while piece := read():
         waited_s, received_bytes = waited_s + monotonic() - wait_start, received_bytes + len(piece)
@@ -338,10 +324,7 @@ def _steady(read: Callable[[], bytes], shown: str) -> Iterator[bytes]:
 
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
-    """Turn exceptions of `requests` in the block into a StoreError.
-
-    Their text is dropped, because it contains the whole address and the request's secrets.
-    """
+    """Turn exceptions of `requests` into a StoreError without their text, which has the whole address and secrets."""
     import requests
     from urllib3 import exceptions
 

@@ -1,7 +1,7 @@
 """The columns of a `responses` row that generation fills. Each column is declared in this file only.
 
-To add a column, add a field with its default, meaning and unit. The schema, `docs/rows.md`, and the code that makes and checks
-rows read the fields from this class. A new column must be nullable (`None`), because older rows lack it.
+A new column needs a field with default, meaning and unit. It must be nullable, because older rows lack it. The schema,
+`docs/rows.md`, and the code that makes and checks rows read the fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATUSES = ("ok", "oom", "timeout", "nan", "error")
 def _column(
     doc: str, default: Any = None, *, unit: str = "", required: str = "no", counted: bool = False, **more: Any
 ) -> Any:
-    """Declare a field of `Response`, with the attributes of its column (see `schema.SchemaColumn`). counted: see `COUNTED`."""
+    """Declare a field of `Response` with its column's attributes (see `schema.SchemaColumn` and `COUNTED`)."""
     metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
     if default is list:
         return field(default_factory=list, metadata=metadata)
@@ -41,10 +41,7 @@ _seconds = partial(_column, unit="seconds")
 
 @dataclass
 class Response:
-    """The answer of one cell to one sample: the columns of `responses` that generation fills.
-
-    The fields' types are the columns' types.
-    """
+    """The answer of one cell (one method at one budget) to one sample, with one field per column of `responses`."""
 
     cell: str = _always_required("hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics", "")
     status: str = _always_required("status of generation; only ok rows have an answer", "ok", allowed=STATUSES)
@@ -198,11 +195,11 @@ COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])
 def pack_kept(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
     """Return the kept cache entries of one answer as text.
 
-    The text is `<layers>x<KV heads>x<tokens>:`, followed by one bit per layer, head and token, compressed by zlib, in base64.
-    A head's bits follow the prompt's tokens in order, the first token in the highest bit, padded to whole bytes. For a
-    merging method the bits mark the entries that others were merged into.
+    The text is `<layers>x<KV heads>x<tokens>:`, then one bit per layer, head and token, compressed by zlib, in base64.
+    Each head's bits are padded to whole bytes, the first token in the highest bit. For a merging method, bits mark the
+    entries into which others were merged.
 
-    kept: per layer and KV head the kept positions in the prompt, int [m].
+    kept: per layer and KV head, the kept positions in the prompt, int [m].
     tokens: number of prompt tokens.
     """
     kept_mask = np.zeros((len(kept), len(kept[0]), tokens), dtype=bool)
@@ -214,8 +211,7 @@ def pack_kept(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
 
 
 def unpack_kept(text: str) -> np.ndarray:
-    """Convert the text of `pack_kept` back to a mask of kept entries, bool [layers, KV heads, tokens]. Raises StoreError for
-    other text."""
+    """Convert the text of `pack_kept` to a mask, bool [layers, KV heads, tokens]. Raises StoreError for other text."""
     try:
         shape, _, encoded_bits = text.partition(":")
         layers, heads, tokens = map(int, shape.split("x"))
@@ -229,11 +225,7 @@ def unpack_kept(text: str) -> np.ndarray:
 
 
 def digest_of_kept(bits: np.ndarray) -> str:
-    """Return the digest (16 hex digits) of a mask of kept entries, computed as in `generation/result.py` for the column
-    `kept_digest`.
-
-    bits: bool [layers, KV heads, tokens].
-    """
+    """Return the `kept_digest` of a mask of kept entries, bool [layers, KV heads, tokens]."""
     sha256 = hashlib.sha256()
     for head in bits.reshape(-1, bits.shape[-1]):
         sha256.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")

@@ -1,8 +1,7 @@
 """Rows as Python dicts: checked against the schema before writing, converted to Arrow tables for reading.
 
-Rows of `cells` are stored without secrets and without folders in the user's input. A row is refused if its hash belongs to
-another cell, or if no run can have written its values. Each row of `cells` and `metrics` has a digest of its other columns,
-which detects a changed value even in a file that was rewritten with a correct checksum.
+Rows of `cells` are stored without secrets and without folders in user input. Each row of `cells` and `metrics` has a
+digest of its other columns, which detects a changed value even in a file with a correct checksum.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _TYPE_NAMES = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit
 def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict[str, Any]:
     """Check a row of `table`. Return it with all columns, in order, as plain Python values.
 
-    stamps: values of the columns that the store fills itself.
+    stamps: values of the columns that the store fills.
 
-    Raises StoreError, which names the column: a column is unknown or missing, has the wrong type or a value outside its
-    enumeration, or breaks a rule between columns (such as an answer in a failed row).
+    Raises StoreError, which names the column: an unknown or missing column, a wrong type, a value that is not allowed,
+    or a broken rule between columns (such as an answer in a failed row).
     """
     known_columns(table, row)
     checked_row: dict[str, Any] = {}
@@ -67,20 +66,14 @@ def known_columns(table: str, columns: Iterable[str]) -> list[str]:
 
 
 def safe_name(what: str, name: str) -> str:
-    """Return `name` if every file system accepts it as a file name, else raise StoreError.
-
-    what: what is named, for the message.
-    """
+    """Return `name` if it is a safe file name, else raise StoreError. what: the kind of name, for the message."""
     if not _FILE_NAME.fullmatch(name):
         raise StoreError(f"{what} {name!r} cannot name a file; use letters, digits, '.', '_' and '-', at most 128")
     return name
 
 
 def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[str] | None = None) -> pa.Table:
-    """Convert rows made by `check` to an Arrow table. Times may be datetimes or ISO text.
-
-    columns: names of columns; None keeps all.
-    """
+    """Convert rows made by `check` to an Arrow table. Times may be datetimes or ISO text. columns: None keeps all."""
     schema = SCHEMAS[table] if columns is None else pa.schema([SCHEMAS[table].field(name) for name in columns])
     time_columns = [field.name for field in schema if field.type == TIME]
     plain_rows = []
@@ -124,10 +117,7 @@ def _describe(type: pa.DataType) -> str:
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
-    """Convert `value` to a plain Python value of the column type `type`.
-
-    Text for a number, a bool for an integer, and NaN raise an exception that names the value.
-    """
+    """Convert `value` to a plain value of the column type, or raise TypeError or ValueError with the value."""
     if pa.types.is_list(type):
         if isinstance(value, list | tuple):
             return [_convert(item, type.value_type) for item in value]
@@ -210,20 +200,19 @@ _REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which compu
 
 
 def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
-    """Return a digest of a row's values, except the columns that the store fills. Nulls are skipped, so a new column changes
-    no digest."""
+    """Return a digest of a row, without nulls and columns that the store fills, so that new columns change none."""
     values = [[name, _short(row[name])] for name in _DIGESTED_COLUMNS[table] if row[name] is not None]
     return checksum(canonical_json(values).encode())
 
 
-def digested(table: str, rows: pa.Table) -> pa.Table:
-    """Return rows of `table` (all columns) with the digest of each row filled in."""
+def with_row_digests(table: str, rows: pa.Table) -> pa.Table:
+    """Return rows of `table` with their digests filled in."""
     digests = pa.array([digest_of_row(table, row) for row in rows.to_pylist()], pa.string())
     return rows.set_column(rows.column_names.index(ROW_DIGEST), rows.schema.field(ROW_DIGEST), digests)
 
 
 def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if a row does not match its own digest. This finds files that were edited and given a new checksum."""
+    """Raise StoreError if a row does not match its own digest."""
     for batch in rows.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
@@ -241,7 +230,7 @@ def _digest(text: str) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Return the digest of a long text, such as a configuration that the cells of a run share; return other values unchanged."""
+    """Return the digest of a long text, such as a configuration that many cells share; other values unchanged."""
     return _digest(value) if isinstance(value, str) and len(value) > 256 else value
 
 
@@ -251,7 +240,7 @@ _FOLDER = re.compile(r"(/|~/).*?([^/]+)/*", re.DOTALL)
 
 
 def redact(value: Any) -> Any:
-    """Return `value` (nested mappings and lists) without secrets. Absolute paths are reduced to their last part."""
+    """Return nested values without secrets. Absolute paths are reduced to their last part."""
     return without_secrets(value, also=_without_folders)
 
 
@@ -260,8 +249,8 @@ def _without_folders(text: str) -> str:
     return text if path is None else f".../{path[2]}"
 
 
-def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns of a `cells` row that contain user input, with secrets removed. Text without secrets is not changed."""
+def redacted_columns(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns of a `cells` row that have user input, without secrets."""
     columns = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
     for name in ("parameters", "generation"):
         value = json.loads(row[name])
@@ -274,9 +263,8 @@ _HALF_DTYPES = ("bfloat16", "float16")
 
 
 def processor(device: str | None, cpu: str | None, dtype: str, times: bool = False) -> str:
-    """Return the CPU model if results of a run depend on it, else "".
-
-    On a CPU, timings always depend on it, and answers in half precision, where the CPU's instructions decide the last digits.
+    """Return the CPU model if a run's results depend on it, else "". Timings on a CPU do, and answers in half
+    precision.
 
     times: whether the results are timings.
     """
@@ -284,7 +272,7 @@ def processor(device: str | None, cpu: str | None, dtype: str, times: bool = Fal
 
 
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
-    """Raise StoreError if a new row and the stored row of one cell differ in a column that the cell's hash covers."""
+    """Raise StoreError if a cell's new row and stored row differ in a column that the cell's hash covers."""
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
         if REDACTED in f"{old}{new}":  # only one row may be redacted: the other process may not have known the secret
@@ -301,7 +289,7 @@ _OF_OBJECTS = ("datasets", "methods", "variants")
 
 
 def refuse_malformed(rows: pa.Table, root: Path) -> None:
-    """Raise StoreError if the column config, parameters or generation of the table `cells` has a value that no run writes."""
+    """Raise StoreError if config, parameters or generation in the table `cells` have a value that no run writes."""
     for name, problem_of in (("config", _malformed), ("parameters", _no_object), ("generation", _no_object)):
         if name not in rows.column_names:
             continue
@@ -318,7 +306,7 @@ def _no_object(text: str) -> str | None:
         value = json.loads(text)
     except ValueError:
         return "not JSON"
-    return None if isinstance(value, dict) else f"{shortened(value)} is not a JSON object"
+    return None if isinstance(value, dict) else f"{short_repr(value)} is not a JSON object"
 
 
 @lru_cache(maxsize=256)
@@ -331,15 +319,15 @@ def _malformed(text: str) -> str | None:
         if isinstance(nodes := objects_by_key.get(key), dict):
             objects_by_key |= {f"{key}.{name}": node for name, node in nodes.items()}
     wrong_types = [
-        f"{key} is {shortened(value)}, not an object"
+        f"{key} is {short_repr(value)}, not an object"
         for key, value in objects_by_key.items()
         if not isinstance(value, dict)
     ]
     if not isinstance(limit := config.get("limit"), int | None):
-        wrong_types.append(f"limit is {shortened(limit)}, not a number")
+        wrong_types.append(f"limit is {short_repr(limit)}, not a number")
     return wrong_types[0] if wrong_types else None
 
 
-def shortened(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return the value's repr for a message, cut to 60 characters."""
     return f"{value!r:.60}"

@@ -1,8 +1,7 @@
-"""The schema of all tables. `columns.yaml` declares each column once: name, type, unit, meaning. The fields of `Response`
-declare the columns of answers that generation fills.
+"""The schema of all tables. `columns.yaml` and `Response` declare each column once: name, type, unit, meaning.
 
-`python -m tools.rows_page` writes all columns to docs/rows.md. A new nullable column reads as null in older files. Any other
-change of columns, types or meanings raises `SCHEMA_VERSION`; a store of another version is refused, never converted.
+A new nullable column reads as null in older files. Any other change of columns, types or meanings raises
+`SCHEMA_VERSION`. A store of another version is refused. `python -m tools.rows_page` writes all columns to docs/rows.md.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from mmkv_bench.store.response import STATUSES, Response
 SCHEMA_VERSION = 1
 
 NUMERICS_VERSION = 1
-"""Raised by hand whenever a change of this code changes answers of all methods: older rows are then never reused. A change of
-one method's numbers raises the version of its part instead (`Scorer.method_version`)."""
-
-FAILURES = STATUSES[1:]
+"""Raised by hand when a change of this code changes answers of all methods, so that older rows are not reused. For one
+method's numbers, raise the version of its part (`Scorer.method_version`)."""
 
 IDENTITY = ("model", "dataset", "method", "base", "reading", "protocol", "budget_kind", "seed", "dtype", "attention")
 """Columns of `cells` that identify a stored cell, apart from its budget and versions."""
@@ -50,7 +47,7 @@ _TYPES |= {"time": TIME, "texts": _LISTS[str], "floats": _LISTS[float]}
 
 @dataclass(frozen=True)
 class SchemaColumn:
-    """One column of a table. required: "always", "ok" (needed in rows with status "ok"), or "no" (null allowed)."""
+    """One column of a table. required: "always", "ok" (in rows with status "ok"), or "no" (may be null)."""
 
     name: str
     type: pa.DataType
@@ -68,7 +65,7 @@ class SchemaColumn:
 
 
 def _generated() -> Iterator[SchemaColumn]:
-    """Yield the columns of `responses` that generation fills, in order: one for each field of `Response` but `cell`."""
+    """Yield the columns of `responses` that generation fills: one for each field of `Response` but `cell`."""
     field_types = get_type_hints(Response)
     for one in fields(Response)[1:]:
         attributes = {key: value for key, value in one.metadata.items() if key != "counted"}
@@ -78,7 +75,7 @@ def _generated() -> Iterator[SchemaColumn]:
 
 
 def _columns(declared: Mapping[str, Any]) -> Iterator[SchemaColumn]:
-    """Yield the `SchemaColumn`s of one table. declared: the table's entry in `columns.yaml`."""
+    """Yield the columns of one table. declared: the table's entry in `columns.yaml`."""
     allowed_by_name = {"statuses": STATUSES, "phases": tuple(PHASES)}
     for name, flags in declared.items():
         if name == "generated":

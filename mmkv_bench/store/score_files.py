@@ -1,13 +1,12 @@
-"""Precedence among the files of `cells`, `samples` and `metrics`, several of which may hold rows of one cell.
+"""Precedence among the files of `cells`, `samples` and `metrics`, several of which may have rows of one cell (a method
+at a budget).
 
-First come the scores that were written together (batches), the newest first. Then comes a cell's own file (of the table
-`cells`, and of scores that an earlier version wrote), then packed files. A cell's rows in one of these hide all its rows in later
-files. So writing never touches packed files, and packing again merges everything into one layer.
+Scores that were written together (batches) come first, the newest before older ones. Then comes a cell's own file, then
+packed files. A cell's rows in one file hide its rows in all later files.
 
-A batch is one file per table, because thousands of small, synced files would take longer than scoring. A file
-`together-<countdown>-<id>.parquet` is placed in `samples/`, and one with the same name in `metrics/`. The file in `metrics/`
-is placed first and counts only while the one in `samples/` exists, so both appear in one step. The newest has the smallest
-countdown.
+A batch is one file `together-<countdown>-<id>.parquet` in each of `samples/` and `metrics/`, because thousands of
+small, synced files are slow. The file in `metrics/` is placed first and counts only while the one in `samples/` exists,
+so both appear in one step. The newest batch has the smallest countdown.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mmkv_bench.file_state import State, state_of
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import Staged, sync_folder
 from mmkv_bench.store.packing import blocks, is_packed
-from mmkv_bench.store.parts import opened, write_sealed
+from mmkv_bench.store.parts import open_checked, write_sealed
 from mmkv_bench.store.rows import safe_name
 from mmkv_bench.store.schema import SCHEMAS
 
@@ -41,10 +40,10 @@ ROW_GROUP = 1 << 20
 _PREFIX = "together-"
 _WAITING_NAME = f"{_PREFIX}waiting"
 _EMPTY_KEY = b"cells_without_scores"
-"""Metadata key of a file of samples: the cells that lose all scores by this file."""
+"""Metadata key of a `samples` batch file: the cells that lose all scores by this batch."""
 
 _known_batches: dict[State, frozenset[str]] = {}
-"""Batch files that this process has read, and the cells that each of them replaces."""
+"""State of each batch file that this process has read, to the cells that the batch replaces."""
 
 
 def is_batch(path: Path) -> bool:
@@ -52,16 +51,13 @@ def is_batch(path: Path) -> bool:
 
 
 def batch_files(root: Path, table: str) -> list[Path]:
-    """List the batch files of a table (scores that were written together), the newest first.
-
-    A file in `metrics/` counts only if `samples/` has a file of the same name.
-    """
+    """List the batch files of a table, the newest first. A file in `metrics/` needs its counterpart in `samples/`."""
     batches = sorted(filter(is_batch, table_files(root, table)))
     return [path for path in batches if table != "metrics" or (root / "samples" / path.name).exists()]
 
 
 def cells_of_batch(root: Path, name: str) -> set[str]:
-    """Return the cells whose scores the batch files `name` replace, including cells that have no scores left.
+    """Return the cells whose scores the batch `name` replaces, with those that have no scores left.
 
     Raises FileNotFoundError, StoreError.
     """
@@ -69,7 +65,7 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
     with parts.readable(path):
         state = state_of(path)
     if state not in _known_batches:
-        with parts.readable(path), opened(path, ["cell"]) as file:
+        with parts.readable(path), open_checked(path, ["cell"]) as file:
             cells = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY_KEY, b"[]")))
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:
@@ -81,10 +77,7 @@ def cells_of_batch(root: Path, name: str) -> set[str]:
 
 
 def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
-    """Replace all scores of `cells` by new rows, in one step.
-
-    tables: `samples` and `metrics` to their new, checked rows.
-    """
+    """Replace all scores of `cells` by new rows, in one step. tables: `samples` and `metrics` to their checked rows."""
     cells_without_scores = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
     samples = tables["samples"].replace_schema_metadata(
         {_EMPTY_KEY: json.dumps(cells_without_scores)} if cells_without_scores else None
@@ -97,7 +90,7 @@ def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> 
 
 
 def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
-    """Give the written files their final names, so that they replace all scores of `cells` in one step.
+    """Give the files of a batch their final names, so that they replace all scores of `cells` in one step.
 
     staged: `samples` and `metrics` to the file written under a hidden name.
     """
@@ -142,16 +135,14 @@ class GrowingScoreFile:
                 yield rows
 
     def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
-        """Yield, for each metric, its rows and the set of their cells.
+        """Yield each metric's rows and their cells. A metric with many rows is split by cell.
 
-        If a metric has many rows, they are split by cell into several yields. The rows of the cells `beside` are added to
-        each, but not to its set. Text columns are dictionary-encoded. `schema_version` and `dataset` are left out.
+        Rows of the cells `beside` from other parts are added to each part, but these cells are not in its set. Text
+        columns are dictionary-encoded; `schema_version` and `dataset` are left out.
         """
         text_columns = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         column_names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
-        with pq.ParquetFile(
-            self.staged.hidden, read_dictionary=text_columns
-        ) as file:  # written by this process just now
+        with pq.ParquetFile(self.staged.hidden, read_dictionary=text_columns) as file:  # just written by this process
             for _, groups in sorted(self._groups.items()):
                 numbers = range(len(groups))
                 for piece in blocks(numbers, {number: groups[number].rows for number in numbers}, AT_ONCE):
@@ -176,8 +167,7 @@ class _Group(NamedTuple):
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:
-    """Remove files that the batch `name` replaces: the files of single `cells`, and older batches all of whose cells are in
-    `cells`."""
+    """Remove files that the batch `name` replaces: own files of `cells`, and older batches of no other cells."""
     for table in ("samples", "metrics"):
         for path in (root / table).glob("*.parquet"):
             if path.stem in cells:
@@ -191,7 +181,7 @@ def _clear(root: Path, name: str, cells: set[str]) -> None:
 
 
 Read = Callable[..., pa.Table]
-"""The type of `StoreFolder.read`, which reads columns of all files that a function lists."""
+"""Type of `StoreFolder.read`, which reads columns of all files that a function lists."""
 
 
 def table_files(root: Path, table: str) -> list[Path]:
@@ -219,11 +209,11 @@ def current_rows(
     read: Read,
     metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """Return the current rows of `cells`, `samples` or `metrics`: the rows that no other file hides.
+    """Return the rows of `cells`, `samples` or `metrics` that no other file hides.
 
     columns: names of columns, with `cell` among them.
     cells, metrics: if given, only rows of these cells and metrics.
-    read: function that reads some columns of a list of files.
+    read: reads some columns of a list of files.
     """
     read_all = read  # without the selection: all rows of a file decide which other rows it hides
 
@@ -253,9 +243,8 @@ def current_rows(
     hidden_cells: set[str] = set()
     current_tables = []
     for rows, cells_of_layer in layers:
-        replaced_cells = (
-            hidden_cells & cells_of_layer if cells_of_layer else hidden_cells
-        )  # few of each batch, however many there are
+        # Few cells of each batch, however many there are.
+        replaced_cells = hidden_cells & cells_of_layer if cells_of_layer else hidden_cells
         if replaced_cells:
             rows = rows.filter(pc.invert(parts.is_in(rows["cell"], parts.texts_of(sorted(replaced_cells)))))
         current_tables.append(rows)
@@ -264,8 +253,7 @@ def current_rows(
 
 
 def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
-    """Return the rows of a single cell's file. Raises StoreError if they belong to another cell, because the file was
-    renamed."""
+    """Return the rows of a cell's own file. Raises StoreError if they belong to another cell."""
     rows = read(table, partial(_there, path), columns, None)
     if other_cells := _cell_names(rows) - {path.stem}:
         raise StoreError(

@@ -1,15 +1,15 @@
 """The result store: rows of a run on disk, safe against kill -9 at any moment, for many writers and readers at once.
 
-A cell is one combination of model, data, prompt, method, budget, protocol, seed and numerics; rows name its hash.
+A cell is one combination of model, data, prompt, method, budget, protocol, seed and numerics; rows have its hash.
 
-Folders below the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
-`samples/` and `metrics/` (`score_files.py` tells which of their files count), `timings/` (one file per pass), `diagnostics/`
-(one file per sample and analysis), and perhaps `.index/`, a cache (`tally.py`). `store.json` has the schema version. Nothing is
+Folders below the root: `journal/` (samples not yet in parquet files), `responses/` (one file per published journal),
+`cells/`, `samples/` and `metrics/` (see `score_files.py`), `timings/` (one file per pass), `diagnostics/` (one file per
+sample and analysis), and perhaps `.index/`, a cache (`tally.py`). `store.json` has the schema version. Nothing is
 created before the first write.
 
-Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns. A journal is removed only after
-its part is durable. A part has its journal's name, so publishing again after a crash writes the same rows to the same file.
-Readers read the journals first and the parts afterwards, and keep the newest row per cell and sample.
+No row is lost or counted twice: a sample is durable in a journal before `commit` returns. A journal is removed after
+its parquet file is durable. This file has the journal's name, so publishing again after a crash writes the same file.
+Readers read journals first, and keep the newest row per cell and sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.errors import StoreError
 from mmkv_bench.store import journal, parts, score_files
 from mmkv_bench.store.files import Staged, disk_errors, write_whole
 from mmkv_bench.store.folder import StoreFolder, Writer
@@ -39,20 +39,20 @@ from mmkv_bench.store.measurements import (
     file_of_sample,
     newest_passes,
 )
-from mmkv_bench.store.packing import counted
+from mmkv_bench.store.packing import rows_per_cell
 from mmkv_bench.store.rows import (
     check,
     digest_of_row,
-    digested,
     known_columns,
+    redacted_columns,
     refuse_malformed,
     refuse_other,
     refuse_rewritten,
     safe_name,
-    shown,
     to_table,
+    with_row_digests,
 )
-from mmkv_bench.store.schema import COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.schema import COLUMNS, RESPONSES, SCHEMA_VERSION, SCHEMAS
 
 
 class Store(StoreFolder):
@@ -61,10 +61,9 @@ class Store(StoreFolder):
     # Before work
 
     def recover(self) -> int:
-        """Write the journals of processes that have ended as parquet files. Return the number of samples in these journals.
+        """Write the journals of processes that have ended as parquet files. Return the number of samples in them.
 
-        Readers read unpublished journals anyway, so this only tidies up at the start of a run. It is safe while other
-        processes write, publish or recover.
+        This only tidies up, because readers read unpublished journals. Safe while other processes write or recover.
         """
         self.check_version()
         samples = 0
@@ -86,25 +85,16 @@ class Store(StoreFolder):
         """Return a context manager that stores answers, with its own journal.
 
         worker: name of the journal (letters, digits, '.', '_', '-').
-        publish_every: number of samples after which a parquet file is written. One is also written at the end.
+        publish_every: number of samples after which a parquet file is written, and at the end.
         """
         return Writer(self, safe_name("worker", worker), publish_every)
 
-    def done(self, cells: Iterable[str], retry: Collection[str] = ()) -> dict[str, set[str]]:
-        """Map each cell (hash) to the ids of the samples that have a response row, failures included.
-
-        retry: failure statuses whose rows do not count, because those samples will be answered again.
-
-        Raises ConfigError if `retry` has a word that is not a failure status.
-        """
-        for status in retry:
-            if status not in FAILURES:
-                raise ConfigError(f"retry={status!r} is not a failure status; {nearest(str(status), FAILURES)}")
+    def done(self, cells: Iterable[str]) -> dict[str, set[str]]:
+        """Map each cell to the ids of the samples that have a response row, failures included."""
         samples_by_cell: dict[str, set[str]] = {cell: set() for cell in cells}
-        rows = self.responses(samples_by_cell, ("cell", "sample_id", "status"))
-        for cell, sample, status in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
-            if status not in retry:
-                samples_by_cell[cell].add(sample)
+        rows = self.responses(samples_by_cell, ("cell", "sample_id"))
+        for cell, sample in zip(rows["cell"].to_pylist(), rows["sample_id"].to_pylist(), strict=True):
+            samples_by_cell[cell].add(sample)
         return samples_by_cell
 
     def responses(
@@ -112,8 +102,7 @@ class Store(StoreFolder):
     ) -> pa.Table:
         """Return rows of `responses`, the newest per cell and sample, sorted by both.
 
-        cells: hashes of cells; None returns all.
-        columns: names of columns; None returns all.
+        cells, columns: None returns all.
         coded: return text columns dictionary-encoded.
         """
         cells = None if cells is None else set(cells)
@@ -133,7 +122,7 @@ class Store(StoreFolder):
     def counts(self, table: str) -> dict[str, int]:
         """Count the rows of `responses` (files and journals) or `samples` per cell.
 
-        The count is an upper bound, because replaced rows count too. Only one column of one row group is in memory at a time.
+        The counts are upper bounds, because replaced rows count too.
         """
         self.check_version()
         rows_by_cell: Counter[str] = Counter()
@@ -141,7 +130,7 @@ class Store(StoreFolder):
             rows_by_cell.update(row["cell"] for row in self.pending_rows())
         for path in self.files(table):
             with suppress(FileNotFoundError):
-                rows_by_cell.update(counted(path))
+                rows_by_cell.update(rows_per_cell(path))
         return dict(rows_by_cell)
 
     # Cells and scores
@@ -149,8 +138,8 @@ class Store(StoreFolder):
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Store rows of new cells. If a cell is stored already, its first row stays.
 
-        Secrets in `config`, `model`, `parameters` and `generation` are redacted, but the cells' hashes must be computed from
-        the unredacted values. Raises StoreError if a stored row with the same hash differs in a column that the hash covers.
+        Secrets in `config`, `model`, `parameters` and `generation` are redacted; hashes must be computed from the
+        original values. Raises StoreError if a stored row of the same hash differs in a column that the hash covers.
         """
         stamped_values = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
         checked_rows = [check("cells", row, stamped_values) for row in rows]
@@ -158,7 +147,7 @@ class Store(StoreFolder):
             row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked_rows]).to_pylist()
         }
         for row in checked_rows:
-            row |= shown(row)
+            row |= redacted_columns(row)
             row["row_digest"] = digest_of_row("cells", row)
             if row["cell"] in stored_by_cell:
                 refuse_other(stored_by_cell[row["cell"]], row, self.root)
@@ -173,12 +162,11 @@ class Store(StoreFolder):
     ) -> pa.Table:
         """Return rows of the table `cells`, one per cell.
 
-        cells: hashes of cells; None returns all.
-        columns: names of columns; None returns all.
+        cells, columns: None returns all.
         coded: return text columns dictionary-encoded.
 
-        Raises StoreError for a configuration that no run writes and, if all columns are read, for a row that does not match
-        its digest.
+        Raises StoreError for a configuration that no run writes and, if all columns are read, for a row that does not
+        match its digest.
         """
         rows = self.load("cells", cells, columns, coded)
         refuse_malformed(rows, self.root)
@@ -187,11 +175,10 @@ class Store(StoreFolder):
         return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
-        """Remove the scores of samples whose answers will be generated again.
+        """Remove the scores of samples that will be answered again, so that an interrupted run leaves no outdated
+        scores.
 
-        The new answers are then scored even if the run ends early. The cells' metrics stay until scoring.
-
-        samples: cell to sample ids.
+        The cells' metrics stay until scoring. samples: cell to sample ids.
         """
         stored_scores = self.load("samples", samples)
         dropped_keys = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
@@ -204,14 +191,14 @@ class Store(StoreFolder):
     def write_scores(
         self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table], beside: Collection[str] = ()
     ) -> None:
-        """Replace the rows of `samples` and `metrics` for all cells in `blocks`, in one step (see `score_files.py`).
+        """Replace the rows of `samples` and `metrics` of all cells in `blocks`, in one step (see `score_files.py`).
 
         All rows together may exceed memory.
 
         Args:
             blocks: rows of `samples` without `schema_version`. All rows of a cell are in one block.
-            metrics_of: a function from rows of `samples` to rows of `metrics`. It gets the rows of some metrics, perhaps of
-                some cells only, and always those of the cells `beside`.
+            metrics_of: maps rows of `samples` to rows of `metrics`. It gets the rows of some metrics, perhaps of some
+                cells only, and always those of the cells `beside`.
             beside: cells with which other cells are compared.
 
         Raises:
@@ -249,21 +236,18 @@ class Store(StoreFolder):
         coded: bool = False,
         metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Return rows of the table `samples`: the value of one metric for one answer of a cell (one model, dataset, method
-        and budget).
+        """Return rows of the table `samples`: one metric's value for one answer of a cell.
 
-        cells, metrics: if given, only rows of these.
-        columns: names of columns; None returns all.
+        cells, columns, metrics: None returns all.
         coded: return text columns dictionary-encoded.
         """
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return rows of the table `metrics`: the value of one metric over all samples of a cell (one model, dataset, method
-        and budget).
+        """Return rows of the table `metrics`: one metric's value over all samples of a cell.
 
-        cells: hashes of cells; None returns all.
-        columns: names of columns; None returns all. If all are read, a row that does not match its digest raises StoreError.
+        cells, columns: None returns all. If all columns are read, a row that does not match its digest raises
+        StoreError.
         """
         rows = self.load("metrics", cells, columns)
         if columns is None:
@@ -271,10 +255,7 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the rows of one timed pass.
-
-        They replace the rows of an earlier pass with the same cell, length, batch, kind of prefill and repeat number.
-        """
+        """Store the rows of one timed pass. They replace the rows of an earlier pass with equal settings."""
         stamped_values = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked_rows = [check("timings", row, stamped_values) for row in rows]
         self.prepare()
@@ -282,18 +263,15 @@ class Store(StoreFolder):
             write_whole(file_of_pass(self.root, checked_rows), parts.parquet(to_table("timings", checked_rows)))
 
     def timings(self, cells: Iterable[str] | None = None) -> pa.Table:
-        """Return the newest rows of each timed pass (`scenario=efficiency`) in the table `timings`. cells: None returns all."""
+        """Return the newest rows of each timed pass (`scenario=efficiency`). cells: None returns all."""
         return newest_passes(self._in_files("timings", None if cells is None else set(cells)))
 
     def write_diagnostics(self, rows: pa.Table) -> Path:
         """Store the diagnostic measurements of one sample, durably. Return the path of their file.
 
-        Args:
-            rows: all columns of `diagnostics`, except those that the store fills. Measurements made together are in one
-                table.
+        rows: columns of `diagnostics`, except those that the store fills. Measurements made together are in one table.
 
-        Raises:
-            StoreError: an unknown column, a null or number that is not allowed, or rows of several samples.
+        Raises StoreError: an unknown column, a null or number that is not allowed, or rows of several samples.
         """
         stamped_values = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         rows = _checked("diagnostics", rows, stamped_values)
@@ -304,12 +282,11 @@ class Store(StoreFolder):
         return path
 
     def diagnostics(self, coded: bool = False) -> pa.Table:
-        """Return the rows of `mmkv-bench diagnose`, the newest of each measurement and sample. coded: text columns
-        dictionary-encoded."""
+        """Return the rows of `mmkv-bench diagnose`, the newest of each measurement and sample."""
         return committed_last(self._in_files("diagnostics", coded=coded), MEASUREMENT)
 
     def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
-        """Map each diagnostic measurement to the ids of the samples for which rows are stored."""
+        """Map each diagnostic measurement to the ids of the samples with stored rows."""
         samples: dict[str, set[str]] = {name: set() for name in measurements}
         rows = self._in_files("diagnostics", columns=MEASUREMENT)
         for pair in rows.group_by(list(MEASUREMENT)).aggregate([]).to_pylist():
@@ -330,7 +307,7 @@ class Store(StoreFolder):
         columns: Sequence[str] | None = None,
         coded: bool = False,
     ) -> pa.Table:
-        """Return the rows of a table from all of its files. If several files have rows of one cell, all of them are returned."""
+        """Return the rows of a table from all of its files."""
         return self.read(table, lambda: self.files(table), columns or SCHEMAS[table].names, cells, coded)
 
 
@@ -341,11 +318,7 @@ _KEY_COLUMNS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", 
 
 
 def _replace_scores(store: StoreFolder, tables: Mapping[str, pa.Table], cells: Collection[str]) -> None:
-    """Replace the scores of some cells. A cell without new rows loses its scores.
-
-    tables: `samples` and `metrics` to their new, checked rows.
-    cells: hashes of the cells.
-    """
+    """Replace the scores of some cells by the rows in `tables` (`samples`, `metrics`), or remove them without rows."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
         score_files.write_batch(store.root, tables, set(cells))
@@ -364,7 +337,7 @@ def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
 
 
 def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION_STAMP) -> pa.Table:
-    """Check rows of `table` by the rules of `rows.check`, and return them with all columns. Nullable columns may be left out.
+    """Check rows of `table` as `rows.check` does, and return them with all columns. Nullable columns may be missing.
 
     stamps: values of the columns that the store fills.
 
@@ -399,11 +372,11 @@ def _checked(table: str, rows: pa.Table, stamps: Mapping[str, Any] = _VERSION_ST
         and len(np.unique(parts.keys(checked_table, _KEY_COLUMNS[table]))) < checked_table.num_rows
     ):
         raise StoreError(f"{table}: two rows with the same {', '.join(_KEY_COLUMNS[table][:-1])} and metric")
-    return digested(table, checked_table) if table == "metrics" else checked_table
+    return with_row_digests(table, checked_table) if table == "metrics" else checked_table
 
 
 def _check_score_rules(table: str, rows: pa.Table) -> None:
-    """Raise StoreError if a row of `samples` or `metrics` breaks a rule between columns (see `rows.check`)."""
+    """Raise StoreError if a row of `samples` or `metrics` breaks a rule between columns."""
     if table == "samples":
         breaks_rule = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
         rule = "column 'value' must be null when status is not 'ok'"

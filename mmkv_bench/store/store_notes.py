@@ -1,9 +1,9 @@
-"""Notes that a store keeps besides rows: the study's primary endpoint, and the cells that submitted jobs will answer.
+"""Notes in a store besides rows: the primary endpoint of the study, and the cells (method at a budget) that submitted
+jobs will answer.
 
-The primary endpoint must be named before answers exist. `store.json` holds it beside the version. A cell's row is written by
-the process that first answers it, because only that process knows its device. Until then `status` counts the cell from
-`planned.json`. A note about a cell that has a row is ignored, so the file may be removed at any time. Its first line is the
-checksum of the rest; a damaged file is reported and ignored.
+`store.json` has the primary endpoint beside the version. A cell's row is written by the process that first answers it.
+Until then, `status` counts the cell from `planned.json`. The first line of this file is the checksum of the rest; a
+damaged file is reported and ignored, and the file may be removed at any time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEY, _LATE = "primary", "primary_named_after_answers"
 
 @dataclass(frozen=True)
 class PrimaryEndpoint:
-    """A study's primary endpoint: the one column of scores in which comparisons of methods are confirmatory, not exploratory.
+    """A study's primary endpoint: the one score for which comparisons of methods are confirmatory, not exploratory.
 
     late: whether the store already had answers when the endpoint was named.
     """
@@ -41,7 +41,7 @@ class PrimaryEndpoint:
 
     @classmethod
     def parse(cls, words: str) -> PrimaryEndpoint:
-        """Parse text of the form `<dataset> <metric> <budget> [<protocol>]`. Raises ConfigError for fewer or more words."""
+        """Parse `<dataset> <metric> <budget> [<protocol>]`. Raises ConfigError for fewer or more words."""
         words_of_endpoint = str(words).split()
         if len(words_of_endpoint) not in (3, 4):
             raise ConfigError(
@@ -56,7 +56,7 @@ class PrimaryEndpoint:
 
 
 def _as_in_tables(budget: str) -> str:
-    """Return a budget in the spelling of tables: `0.2` for `0.20` and `20%`. Text that is not a number is returned unchanged."""
+    """Return a budget as tables spell it: `0.2` for `0.20` and `20%`. Text that is not a number is returned unchanged."""
     try:
         budget_number = Decimal(budget.removesuffix("%"))
     except InvalidOperation:
@@ -65,7 +65,7 @@ def _as_in_tables(budget: str) -> str:
 
 
 def primary_of(root: Path) -> PrimaryEndpoint | None:
-    """Return the primary endpoint named in the store at `root`; None if it names none or `root` has no store."""
+    """Return the primary endpoint named in the store at `root`, or None."""
     try:
         stored_mark = json.loads((root / MARK).read_bytes())
         endpoint_text = stored_mark.get(_KEY)
@@ -79,10 +79,9 @@ def primary_of(root: Path) -> PrimaryEndpoint | None:
 
 
 def name_primary(root: Path, words: str) -> None:
-    """Write the primary endpoint into `store.json` of a prepared store. words: as `PrimaryEndpoint.parse` takes it.
+    """Write the primary endpoint (see `PrimaryEndpoint.parse`) into `store.json` of a prepared store.
 
-    Raises StoreError if the store already names another endpoint (a changed endpoint would not be primary), or the disk
-    refuses; ConfigError as `PrimaryEndpoint.parse`.
+    Raises StoreError: the store names another endpoint, or the disk refuses. ConfigError: as `PrimaryEndpoint.parse`.
     """
     endpoint = PrimaryEndpoint.parse(words)
     with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
@@ -105,10 +104,9 @@ log = logging.getLogger(__name__)
 
 
 def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
-    """Add cells that submitted jobs will answer to the store's list of planned cells. Raises StoreError if it cannot be
-    written.
+    """Add cells to the list of planned cells. cells: hash -> (dataset, number of samples).
 
-    cells: hash -> (dataset, number of samples).
+    Raises StoreError if the list cannot be written.
     """
     store.prepare()
     with store.locked():
@@ -124,7 +122,7 @@ def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
 
 
 def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
-    """Return the list of planned cells, which submitted jobs will answer: hash -> (dataset, number of samples).
+    """Return the planned cells, which submitted jobs will answer: hash -> (dataset, number of samples).
 
     Empty if the list is missing or damaged; damage is logged.
     """

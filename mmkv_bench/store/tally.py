@@ -1,16 +1,16 @@
-"""Counts of a store's answers per cell and status, with their samples and times, without reading files twice.
+"""Counts of a store's answers per cell and status, with samples and times, without reading files twice.
 
-For each parquet file, the number of answers per cell and a digest of their samples are counted. Counts of a cell in two files
-are added if the files share no sample. If a sample was answered twice (`retry`), the newest rows are counted instead.
+A cell is one method at one budget on one dataset. For each parquet file, the answers per cell are counted with a digest
+of their samples. The counts of several files are added if the files share no sample of a cell. Otherwise the newest
+rows of that cell are counted.
 
-Scores carry a 128-bit digest of a cell's answers, so that scores of other answers are detected. For each answer the digest of
-its sample's id is multiplied by the digest of its status and text. A cell's digest is the sum. So answers may be added file by
-file, in any order, but swapping two answers changes the digest.
+A 128-bit digest of a cell's answers tells whether stored scores belong to these answers. It is the sum over answers of
+the digest of the sample's id times the digest of status and text. So answers may be added in any order, but swapping
+two answers changes the digest.
 
-The counts of each file are kept in an index, so that only new files are read. The index is a cache: `.index/` may be deleted
-at any time. An entry counts only while its file's state is unchanged (see `file_state`). A damaged index, or one of another
-version, is made again without a message. If it cannot be written, all files are read each time. It is replaced by a rename, so
-any number of processes may use it.
+The counts of each file are kept in an index, `.index/`. This is a cache, which may be deleted. An entry counts only
+while its file's state is unchanged (see `file_state`). A damaged or outdated index is made again, and without write
+access all files are read each time. The index is replaced by a rename, so any number of processes may use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mmkv_bench.file_state import State
 from mmkv_bench.store import journal, parts, score_files
 from mmkv_bench.store.files import write_bytes
 from mmkv_bench.store.folder import RETRIES, StoreFolder
-from mmkv_bench.store.parts import coded, codes_of, column_of, numbers_of, texts_of
+from mmkv_bench.store.parts import codes_of, column_of, dictionary_encoded, numbers_of, texts_of
 from mmkv_bench.store.rows import to_table
 from mmkv_bench.store.store import Store
 
@@ -65,7 +65,7 @@ class Tally:
 
     Attributes:
         counts: table with the columns of `COUNTS`. Each sample of a cell is counted once.
-        sets: maps a digest in the column `samples` of `counts` to the sample ids of that set.
+        sets: digest in the column `samples` of `counts`, to the sample ids.
         running: cells with answers in the journal of a living writer.
         writers: number of living writers.
     """
@@ -76,14 +76,14 @@ class Tally:
     writers: int
 
     def _sums(self, *columns: str) -> tuple[list[str], list[np.ndarray]]:
-        """Return the cells, and for each column of `counts` its sum per cell."""
-        cells = coded(self.counts["cell"])
+        """Return the cells, and per-cell sums of each of these columns of `counts`."""
+        cells = dictionary_encoded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         return names, [_sums(numbers_of(self.counts[column]), codes, len(names)) for column in columns]
 
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
-        """Map each cell to (number of its answers, digest of its answers). See `digests_of_cells`."""
+        """Map each cell to the number of its answers and their digest (see `digests_of_cells`)."""
         cell_names, (n_answers, low, high) = self._sums("n", "low", "high")
         return {name: (int(n_answers[at]), digest_text(low[at], high[at])) for at, name in enumerate(cell_names)}
 
@@ -95,11 +95,11 @@ class Tally:
 
 
 def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
-    """Return a digest of each row's pair of sample and cluster, uint64 [rows]. The columns may be dictionary-encoded.
+    """Return a digest of each row's (sample, cluster), uint64 [rows]. The columns may be dictionary-encoded.
 
     samples, clusters: sample id and cluster (page, image, document or video of the sample) of each row.
     """
-    coded_samples, coded_clusters = coded(samples), coded(clusters)
+    coded_samples, coded_clusters = dictionary_encoded(samples), dictionary_encoded(clusters)
     number_of_clusters = len(coded_clusters.dictionary) + 1  # one more: no cluster
     pair_codes, pair_of_row = np.unique(
         codes_of(coded_samples) * number_of_clusters + codes_of(coded_clusters) % number_of_clusters,
@@ -125,9 +125,11 @@ def tally(store: Store) -> Tally:
         pending_rows[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
 
     def make(path: Path) -> pa.Table:
-        return counted(parts.newest(parts.read_file(path, parts.of_columns("responses", _COLUMNS, coded=True))))
+        return count_answers(
+            parts.newest(parts.read_file(path, parts.schema_of_columns("responses", _COLUMNS, coded=True)))
+        )
 
-    index = indexed(store.root, "responses", COUNTS.append(_SETS_FIELD), make)
+    index = index_rows(store.root, "responses", COUNTS.append(_SETS_FIELD), make)
     published_stems = {Path(name).stem for name in index.counts}
     running_cells: set[str] = set()
     tables, file_of_row = [index.rows], [np.repeat(np.arange(len(index.counts)), list(index.counts.values()))]
@@ -135,12 +137,12 @@ def tally(store: Store) -> Tally:
         if name in living_journals:
             running_cells.update(rows["cell"].unique().to_pylist())
         if name not in published_stems and rows.num_rows:
-            tables.append(counted(parts.newest(rows)))
+            tables.append(count_answers(parts.newest(rows)))
             file_of_row.append(np.full(tables[-1].num_rows, number))
     answer_counts, ids_by_set = _apart(pa.concat_tables(tables).combine_chunks())
     cells_answered_twice = _answered_twice(answer_counts, np.concatenate(file_of_row), ids_by_set)
     if cells_answered_twice:
-        recounted, further_sets = _apart(counted(store.responses(cells_answered_twice, _COLUMNS, coded=True)))
+        recounted, further_sets = _apart(count_answers(store.responses(cells_answered_twice, _COLUMNS, coded=True)))
         is_other_cell = parts.places(answer_counts["cell"], texts_of(sorted(cells_answered_twice))) < 0
         answer_counts = pa.concat_tables([answer_counts.take(column_of(np.flatnonzero(is_other_cell))), recounted])
         ids_by_set |= further_sets
@@ -148,30 +150,27 @@ def tally(store: Store) -> Tally:
 
 
 def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
-    """Split the table that `counted` returns. Return the columns of `COUNTS`, and a mapping from the digest of a set to its
-    sample ids."""
+    """Split the table of `count_answers` into the columns of `COUNTS`, and digest of a set -> its sample ids."""
     rows_with_ids = np.flatnonzero(numbers_of(pc.list_value_length(rows["ids"])))
     sets_with_ids = rows.select(["samples", "ids"]).take(column_of(rows_with_ids))
     return rows.drop_columns(["ids"]), dict(zip(*(column.to_pylist() for column in sets_with_ids.columns), strict=True))
 
 
-def counted(rows: pa.Table) -> pa.Table:
+def count_answers(rows: pa.Table) -> pa.Table:
     """Count answers per cell, status and error message. Return a table with the columns `COUNTS` and `_SETS_FIELD`.
 
     rows: columns `_COLUMNS`, one row per cell and sample, sorted by both.
     """
     if not rows.num_rows:
         return parts.no_rows(COUNTS.append(_SETS_FIELD))
-    cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
+    cells, samples, statuses, errors = (dictionary_encoded(rows[name]) for name in _COLUMNS[:4])
     commit_times = numbers_of(rows["committed_at"].cast(pa.int64()))
     cell_of_row, sample_of_row = numbers_of(cells.indices), numbers_of(samples.indices)
     sample_names = samples.dictionary.to_pylist()
     cell_starts = np.append(0, np.flatnonzero(np.diff(cell_of_row)) + 1)
     sample_digests = _digests(sample_names)
     with np.errstate(over="ignore"):
-        set_digests = np.add.reduceat(
-            sample_digests[sample_of_row], cell_starts, axis=0
-        )  # independent of the samples' order
+        set_digests = np.add.reduceat(sample_digests[sample_of_row], cell_starts, axis=0)  # in any order of the samples
     distinct_sets, first_cell_of_set, set_of_cell = np.unique(
         set_digests, axis=0, return_index=True, return_inverse=True
     )
@@ -213,7 +212,7 @@ def counted(rows: pa.Table) -> pa.Table:
 
 
 def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """Return the sums of `values` within each group, modulo 2^64, int64 [groups]. group: the number of each value's group."""
+    """Return the sums of `values` by group number, modulo 2^64, int64 [groups]."""
     sums = np.zeros(groups, np.uint64)
     with np.errstate(over="ignore"):
         np.add.at(sums, group, values.view(np.uint64))
@@ -226,10 +225,7 @@ def _digests(names: list[str]) -> np.ndarray:
 
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
-    """Return the distinct first lines of error messages, and for each row the index of its line.
-
-    The lines are shortened. A row without a message gets the number of lines as its index.
-    """
+    """Return the distinct first lines of error messages (shortened), and each row's index; the number of lines if null."""
     first_lines = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     first_lines = [text if len(text) <= _MESSAGE_LENGTH else text[:_MESSAGE_LENGTH] + "..." for text in first_lines]
     distinct_lines = list(dict.fromkeys(first_lines))
@@ -246,7 +242,7 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
     """
     if not counts.num_rows:
         return set()
-    cells, digests = coded(counts["cell"]), coded(counts["samples"])
+    cells, digests = dictionary_encoded(counts["cell"]), dictionary_encoded(counts["samples"])
     cell_names, ids_of_set = cells.dictionary.to_pylist(), [set(sets[name]) for name in digests.dictionary.to_pylist()]
     cell, samples = codes_of(cells), codes_of(digests)
     _, first_rows = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
@@ -270,18 +266,15 @@ def answer_digests(rows: pa.Table) -> np.ndarray:
 
     rows: columns `_ANSWER_COLUMNS`, dictionary-encoded or not.
     """
-    sample, status, answer = (coded(rows[name]) for name in _ANSWER_COLUMNS)
+    sample, status, answer = (dictionary_encoded(rows[name]) for name in _ANSWER_COLUMNS)
     sample_digests = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
     answer_text_digests = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
     status_digests = _odd_digests(status.dictionary.to_pylist())[codes_of(status)]
-    with np.errstate(over="ignore"):
-        return sample_digests * (
-            answer_text_digests * status_digests
-        )  # odd factors, so no product loses information about a factor
+    with np.errstate(over="ignore"):  # odd factors, so no product loses information about a factor
+        return sample_digests * (answer_text_digests * status_digests)
 
 
 def digest_text(low: Any, high: Any) -> str:
-    """Return a digest's two sums as 32 hex digits."""
     return f"{int(high) & _MASK_64_BITS:016x}{int(low) & _MASK_64_BITS:016x}"
 
 
@@ -289,14 +282,13 @@ def digests_of_cells(rows: pa.Table) -> dict[str, str]:
     """Map each cell to a digest of its answers (32 hex digits). rows: columns `cell` and `_ANSWER_COLUMNS`."""
     if not rows.num_rows:
         return {}
-    cells = coded(rows["cell"])
+    cells = dictionary_encoded(rows["cell"])
     cell_names, cell_codes = cells.dictionary.to_pylist(), codes_of(cells)
     low, high = (_sums(lane, cell_codes, len(cell_names)) for lane in answer_digests(rows).T)
     return {cell_names[code]: digest_text(low[code], high[code]) for code in np.unique(cell_codes)}
 
 
 def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
-    """Return an odd digest of each text, uint64 [texts, 2]."""
     return _digests([text or "" for text in texts]) | np.uint64(1)
 
 
@@ -310,10 +302,7 @@ MIN_BYTES = 4 << 20
 
 
 class Indexed:
-    """Rows that were computed from the files of a folder.
-
-    counts: file name to its number of rows, in the order of `rows`.
-    """
+    """Rows computed from the files of a folder. counts: file name to its number of rows, in the order of `rows`."""
 
     def __init__(self, counts: Mapping[str, int], rows: pa.Table) -> None:
         self.counts, self.rows = counts, rows
@@ -323,7 +312,7 @@ class Indexed:
             file_start += count
 
     def of(self, names: Collection[str]) -> pa.Table:
-        """Return the rows computed from the files `names`, sorted by file name. Raises FileNotFoundError for an unknown file."""
+        """Return the rows of the files `names`, sorted by file name. Raises FileNotFoundError for an unknown file."""
         try:
             slices = [self.rows.slice(self._starts[name], self.counts[name]) for name in sorted(names)]
         except KeyError as unknown:
@@ -331,13 +320,12 @@ class Indexed:
         return pa.concat_tables([parts.no_rows(self.rows.schema), *slices])
 
 
-def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
+def index_rows(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa.Table]) -> Indexed:
     """Apply `make` to each parquet file of a table, and return the resulting rows, in `schema`.
 
-    Results are cached in an index on disk, so a file that is unchanged since then is not read.
+    Results are cached in an index on disk, so unchanged files are not read.
 
-    Raises:
-        StoreError: raised by `make`, or files keep vanishing.
+    Raises StoreError: raised by `make`, or files keep vanishing.
     """
     index = root / INDEX_FOLDER / f"{table}.parquet"
     known_states, old_index = _opened(index, schema)
@@ -364,7 +352,7 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
     raise _vanishing(root / table)
 
 
-def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
+def cached_rows(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
     """Return some columns of the current rows of `cells`, `samples` or `metrics` (see `score_files.current_rows`).
 
     Results are cached in an index on disk, so unchanged files are not read. Text columns are dictionary-encoded.
@@ -376,9 +364,9 @@ def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Tab
         return current.of({path.name for path in list_files()}).select(columns)
 
     store.check_version()
-    schema = parts.of_columns(table, columns, coded=True)
+    schema = parts.schema_of_columns(table, columns, coded=True)
     for _ in range(RETRIES):
-        current = indexed(store.root, table, schema, lambda path: parts.read_file(path, schema))
+        current = index_rows(store.root, table, schema, lambda path: parts.read_file(path, schema))
         try:
             return score_files.current_rows(store.root, table, columns, None, read)
         except FileNotFoundError:
@@ -394,10 +382,7 @@ def _vanishing(folder: Path) -> StoreError:
 
 
 def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed) -> None:
-    """Write the index: the rows computed from each file and the file's state. A small store gets no index.
-
-    Files that changed only just now are left out, because another change might not show in their state (see `file_state`).
-    """
+    """Write the index, unless the store is small. Files that changed just now are left out (see `State.settled`)."""
     if len(states) < MIN_FILES and sum(state.size for state in states.values()) < MIN_BYTES:
         return
     # On a read-only file system times may say nothing about changes (see file_state).
@@ -407,15 +392,14 @@ def _keep(root: Path, index: Path, states: Mapping[str, State], current: Indexed
         settled_files = {name: [*states[name], current.counts[name]] for name in sorted(states) if states[name].settled}
         metadata = {_METADATA_KEY: json.dumps({"version": _VERSION, "files": settled_files}).encode()}
         write_bytes(
-            index, parts.sealed(current.of(settled_files).replace_schema_metadata(metadata), compression="zstd")
+            index, parts.parquet_bytes(current.of(settled_files).replace_schema_metadata(metadata), compression="zstd")
         )
 
 
 def _opened(index: Path, schema: pa.Schema) -> tuple[dict[str, State], Indexed]:
-    """Read an index. Return the state of each file, and the rows computed from them. Both are empty if the index cannot be
-    used."""
+    """Read an index. Return each file's state, and the rows computed from the files; both empty if unusable."""
     try:
-        with parts.opened(index) as file:
+        with parts.open_checked(index) as file:
             rows = file.read()
         metadata = json.loads(rows.schema.metadata[_METADATA_KEY])
         if metadata["version"] == _VERSION and rows.schema.equals(schema):

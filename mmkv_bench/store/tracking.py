@@ -1,16 +1,16 @@
-"""Optional trackers, which show a run while it works. A tracker only displays: results are recorded in the result store alone.
+"""Optional trackers, which show a run while it works. Results are recorded in the result store alone.
 
 `logger=none` does nothing. `logger=wandb` writes an offline run under `<root>/wandb` (show it later with `wandb sync`).
 `mode=online` first checks that the server answers and that a key is configured.
 
-A run never waits for a tracker. wandb runs in a separate process, because it retries failed uploads for minutes and keeps a
-process that imported it from ending. A thread sends the numbers to that process through a pipe. At its end the run waits
-`PATIENCE_S` for the process, then kills it. If the run itself is killed, the pipe ends and the process marks its runs as
-failed.
+A run never waits for a tracker. wandb runs in a separate process, because it retries failed uploads for minutes and
+keeps a process that imported it from ending. A thread sends the numbers to that process through a pipe. At its end the
+run waits `PATIENCE_S` for the process, then kills it. If the run is killed, the pipe ends and the process marks its
+runs as failed.
 
-Runs of one result folder form one group. A live run's id is the group, its shard and the number of earlier attempts. So a job
-that is queued again makes no second run with the same id (an offline run cannot be resumed), and all attempts of one job are
-listed together. The summary of a folder is one run made from rows (`show_summary`).
+Runs of one result folder form one group. A live run's id is the group, the shard and the attempt number, so a job that
+is queued again starts another run (an offline run cannot be resumed). The summary of a folder is one run made from rows
+(`show_summary`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ _SETTINGS = {
 
 
 class RunningMeans:
-    """Running means of named values over samples."""
-
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int]] = {}
 
@@ -74,11 +72,10 @@ class RunningMeans:
 
 
 class WandbTracker:
-    """A tracker that writes Weights & Biases runs. If wandb fails, one warning is logged and tracking ends. A slow wandb
-    delays nobody.
+    """A tracker that writes Weights & Biases runs. If wandb fails, a warning is logged and tracking ends.
 
     Raises:
-        ConfigError: wandb is not installed, or mode=online cannot work. Raised before any work.
+        ConfigError: wandb is not installed, or mode=online cannot work.
     """
 
     def __init__(
@@ -111,7 +108,7 @@ class WandbTracker:
             log.warning("wandb cannot start (%s); nothing is tracked, but the results go into the store", problem)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Send the named values of one step to wandb, usually the result of `RunningMeans.add` for one sample."""
+        """Send the named values of one step to wandb, such as the result of `RunningMeans.add`."""
         self.send({"log": dict(values)})
 
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
@@ -134,13 +131,12 @@ class WandbTracker:
         self.send({"open": settings, "config": redact(config)})
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message to the wandb process, without waiting for it to be processed."""
+        """Send a message to the wandb process, without waiting."""
         if self._process is not None:
             self._messages.put(message)
 
     def finish(self, failed: bool = False) -> bool:
-        """End the open run and the wandb process. Log a warning for each fault. Return True if a process was open and had no
-        fault."""
+        """End the open run and the wandb process, and log faults. Return True if a process was open and had no fault."""
         process = self._process
         if process is None:
             return False
@@ -184,10 +180,7 @@ def _plain(name: str) -> str:
 
 
 def attempt(folder: Path, name: str) -> str:
-    """Number the attempts of a run: return `name` with the lowest number appended that no wandb run of the folder has used.
-
-    Safe for any number of processes.
-    """
+    """Return `name` with the lowest number that no wandb run of the folder has used. Safe for concurrent processes."""
     attempts_folder = folder / ".attempts"
     attempts_folder.mkdir(parents=True, exist_ok=True)
     attempt_number = 1
@@ -212,13 +205,13 @@ def show_summary(
 ) -> bool:
     """Show the results of all rows in a tracker's folder as one wandb run. Return whether a summary was written now.
 
-    If the same results were shown before, nothing is done. Other results replace the earlier ones under the same id.
+    Equal results are shown once. Other results replace the earlier ones under the same id.
 
     Args:
         shown: the tracker.
         about: the run's configuration.
         cells: a row per cell and metric, all with the same keys.
-        each: also write one wandb run per cell, with the cell's description as its configuration and its results as its
+        each: also write one wandb run per row, with the cell's description as its configuration and its results as its
             summary.
     """
     if not cells:
@@ -255,7 +248,7 @@ def show_summary(
 
 
 def check_online(timeout_s: float = 3.0) -> None:
-    """Raise ConfigError, after about `timeout_s` at most, if the server does not answer or no API key is configured.
+    """Raise ConfigError if the server does not answer in about `timeout_s`, or no API key is configured.
 
     The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy only the key is checked.
     """
@@ -292,7 +285,7 @@ def _has_key(netloc: str) -> bool:
 
 
 def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
-    """Apply messages (of `WandbTracker.send`) to wandb. A run that is still open after the last message is marked as failed."""
+    """Apply messages (of `WandbTracker.send`) to wandb. A run that is open after the last message is marked as failed."""
     import wandb
 
     run: Any = None
@@ -328,9 +321,9 @@ def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
 def main(folder: str, patience_s: str) -> None:
     """Run the wandb process: apply messages from stdin until it is closed, then print what went wrong.
 
-    The process ignores the signals that stop jobs, because the run ends it. `patience_s` seconds after stdin was closed it
-    kills itself and whatever wandb is still doing. It exits by `os._exit`, because at a normal exit wandb would wait for its
-    own process.
+    The process ignores the signals that stop jobs, because the run ends it. `patience_s` seconds after stdin was
+    closed, it kills itself and its children. It exits by `os._exit`, because otherwise wandb would wait for its own
+    process.
     """
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

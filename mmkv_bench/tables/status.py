@@ -26,7 +26,7 @@ from mmkv_bench.store.response import STATUSES
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import planned_cells
-from mmkv_bench.store.tally import Tally, remembered, tally
+from mmkv_bench.store.tally import Tally, cached_rows, tally
 
 _LABEL_COLUMNS = (
     "cell",
@@ -114,10 +114,10 @@ def status(store: Store) -> Status:
     """
     # Cells are read last: a process writes cells before their rows.
     answer_tally = tally(store)
-    metrics = remembered(store, "metrics", ("cell", "n", "answers_digest"))
+    metrics = cached_rows(store, "metrics", ("cell", "n", "answers_digest"))
     timing_table = store.timings()
     timings = [timing_table[name].to_pylist() for name in ("status", "phase", "searched")]
-    cells = remembered(store, "cells", _CELL_COLUMNS)
+    cells = cached_rows(store, "cells", _CELL_COLUMNS)
     refuse_malformed(cells, store.root)
     cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_EFFICIENCY_PATTERN, text) is None))
     names = cells["cell"].combine_chunks().cast(pa.string())

@@ -258,7 +258,7 @@ def test_two_methods_of_a_run_share_one_artefact_and_each_says_so(file):
     used = {"sparsemm": made().checksum[:16]}
     assert told == {"sparsemm": used, "mmshift_sparsemm": used, "snapkv": None}
     seen = {"calibrations": {used["sparsemm"]: {"dataset": made().dataset, "samples": len(made().samples)}}}
-    assert {cell.method: cell.told() for cell in made_cells} == {
+    assert {cell.method: cell.config_additions() for cell in made_cells} == {
         "sparsemm": seen,
         "mmshift_sparsemm": seen,
         "snapkv": {},

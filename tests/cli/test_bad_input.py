@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mmkv_bench.cli.main import guarded, main
+from mmkv_bench.cli.main import main, run_guarded
 from mmkv_bench.errors import ConfigError, StoreError
 from tests.cli.setting import CHECKOUT, overrides, refusal
 from tests.each import each
@@ -175,7 +175,7 @@ def test_a_full_disk_is_one_sentence_and_exit_code_2(capsys):
     def full(arguments):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/default/journal")
 
-    assert guarded([], full) == 2
+    assert run_guarded([], full) == 2
     assert "no space left on the device of runs/default/journal" in capsys.readouterr().err
 
 
@@ -186,7 +186,7 @@ def test_a_full_disk_met_by_the_store_is_exit_code_2(capsys):
         except OSError as error:
             raise StoreError("rows cannot be written") from error
 
-    assert guarded([], full) == 2
+    assert run_guarded([], full) == 2
     assert capsys.readouterr().err == "mmkv_bench: rows cannot be written\n"
 
 
@@ -194,7 +194,7 @@ def test_a_failure_while_working_is_exit_code_1(capsys):
     def fails(arguments):
         raise StoreError("rows of another version")
 
-    assert guarded([], fails) == 1
+    assert run_guarded([], fails) == 1
     assert capsys.readouterr().err == "mmkv_bench: rows of another version\n"
 
 
@@ -202,7 +202,7 @@ def test_ctrl_c_says_how_to_continue(capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    assert guarded(["--json"], interrupted) == 130
+    assert run_guarded(["--json"], interrupted) == 130
     out, err = capsys.readouterr()
     assert "run the same command again" in err
     assert json.loads(out)["status"] == "interrupted"
@@ -213,7 +213,7 @@ def test_defects_of_our_own_keep_their_traceback():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        guarded([], defect)
+        run_guarded([], defect)
 
 
 def test_a_command_line_is_split_into_overrides_and_flags(tmp_path):
@@ -228,7 +228,7 @@ def test_memory_that_runs_out_before_any_row_is_a_sentence(error, capsys):
     def work(arguments):
         raise error
 
-    assert guarded(["--json"], work) == 1
+    assert run_guarded(["--json"], work) == 1
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and "memory is too small" in said.err and type(error).__name__ in said.err
     assert json.loads(said.out)["status"] == "error"

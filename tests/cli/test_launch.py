@@ -41,7 +41,7 @@ def child(tmp_path, monkeypatch):
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return (sys.executable, str(script))
+    monkeypatch.setattr(module, "_RUN", (sys.executable, str(script)))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def asked(out):
 
 def test_every_process_generates_what_it_is_given_and_one_scores_at_the_end(child, scored, tmp_path, capfd):
     out = tmp_path / "rows"
-    assert launch([*ONE, f"out={out}", "budget=16", "json=true"], 3, child) == 0
+    assert launch([*ONE, f"out={out}", "budget=16", "json=true"], 3) == 0
     got = asked(out)
     assert all(entry["threads"] for entry in got)
     assert [entry["argv"][-1] for entry in got] == ["stage=generate"] * 3
@@ -74,7 +74,7 @@ def test_every_process_generates_what_it_is_given_and_one_scores_at_the_end(chil
 def test_a_process_that_fails_is_reported_and_nothing_is_scored(child, scored, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FAILING", "1")
     out = tmp_path / "rows"
-    assert launch([*ONE, f"out={out}"], 3, child) == 3
+    assert launch([*ONE, f"out={out}"], 3) == 3
     err = capfd.readouterr().err
     (number,) = re.findall(r"process (\d)/3 ended with exit code 3; see ", err)
     assert f"see {out}/logs/process-{number}-of-3.log" in err and "run the same command again" in err
@@ -83,7 +83,7 @@ def test_a_process_that_fails_is_reported_and_nothing_is_scored(child, scored, t
 
 
 def test_generating_only_scores_nothing(child, scored, tmp_path):
-    assert launch([*ONE, f"out={tmp_path}/rows", "stage=generate"], 2, child) == 0
+    assert launch([*ONE, f"out={tmp_path}/rows", "stage=generate"], 2) == 0
     assert scored == []
 
 
@@ -96,7 +96,7 @@ def test_cores_are_divided_and_devices_dealt_out(tmp_path, monkeypatch):
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in dealt] == ["4", "7", "4"]
     spread = workers(["budget=16"], 2, ["0", "1", "2", "3"], tmp_path, spread=True)
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in spread] == ["0,2", "1,3"]
-    counts = [module._count(asked, ["0", "1"], spread) for asked in (None, 2) for spread in (False, True)]
+    counts = [module._number_of_processes(asked, ["0", "1"], spread) for asked in (None, 2) for spread in (False, True)]
     assert counts == [2, 1, 2, 2]
 
 
@@ -121,7 +121,7 @@ def test_visible_devices_are_those_of_the_environment(monkeypatch, value, device
 )
 def test_what_cannot_be_split_is_refused(overrides, processes, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
-        launch([*ONE, f"out={tmp_path}/rows", *overrides], processes, ("false",))
+        launch([*ONE, f"out={tmp_path}/rows", *overrides], processes)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mmkv_bench.cli.main import guarded, main
+from mmkv_bench.cli.main import main, run_guarded
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.formats import csv_text
 from tests.cli.setting import refusal
@@ -16,7 +16,7 @@ def test_names_command_no_terminal(capsys):
         raise ConfigError("no method \x1b[2Jx")
 
     before = sys.stdout
-    assert guarded([], work) == 2 and sys.stdout is before
+    assert run_guarded([], work) == 2 and sys.stdout is before
     said = capsys.readouterr()
     assert said.out == "\\x1b[8mhidden\\x1b[0m \\x1b[2J\\x1b]0;title\\x07 back\\rover \\x9b2J \\u202etxt a\tb\n"
     assert "\x1b" not in said.err and "\\x1b[2Jx" in said.err

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from mmkv_bench.cli.verbs.status import ended, jobs
+from mmkv_bench.cli.verbs.status import count_ended_jobs, count_queued_jobs
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
 from tests.store.store_examples import cell, response
@@ -55,13 +55,13 @@ def test_jobs_of_ours_are_counted_by_state_and_a_queue_that_cannot_be_asked_stop
     said = capsys.readouterr().out
     assert "Slurm: 2 pending, 1 running; ended within a day: 1 cancelled, 1 out_of_memory, 2 timeout\n" in said
     squeue("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2\nexit 1\n", "sacct")
-    assert verb("status")([str(store.root), "--json"]) == 0 and ended() == {}
+    assert verb("status")([str(store.root), "--json"]) == 0 and count_ended_jobs() == {}
     assert json.loads(capsys.readouterr().out)[0]["jobs_ended"] == {}
     squeue("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n")
     assert verb("status")([str(store.root)]) == 0
     assert "Unable to contact slurm controller" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
-    assert jobs() is None
+    assert count_queued_jobs() is None
 
 
 def test_watching_goes_on_until_all_answers_are_there(tmp_path, monkeypatch, capsys):

@@ -96,7 +96,7 @@ def test_tasks_and_budgets_were_committed_before_the_first_row_of_a_test_documen
     """Every commit that made rows of results/reader has them in conf/experiment/reader.yaml, as they are now."""
     import yaml
 
-    from mmkv_bench.store.provenance import committed
+    from mmkv_bench.store.provenance import file_in_commit
     from mmkv_bench.store.store import Store
 
     file = "conf/experiment/reader.yaml"
@@ -105,7 +105,7 @@ def test_tasks_and_budgets_were_committed_before_the_first_row_of_a_test_documen
     cells = cells[cells["budget_fraction"].notna()]
     assert not cells["git_dirty"].any() and cells["git_commit"].nunique() > 0
     for commit in cells["git_commit"].unique():
-        text = committed(file, commit)
+        text = file_in_commit(file, commit)
         if text is None:
             pytest.skip(f"this checkout has no history, or lacks the commit {commit[:8]}")
         then = yaml.safe_load(text)

@@ -48,7 +48,9 @@ def test_what_a_timed_pass_keeps_is_the_profile_scaled_to_the_prompt():
         profile = plan.profiles[cell.cell]
         stored = Store(ROWS).responses([profile.cell], ("sample_id", "kept")).to_pylist()
         (row,) = [one for one in stored if one["sample_id"] == profile.sample]
-        assert [list(layer) for layer in profile.kept] == row["kept"] and profile.digest in json.dumps(cell.told())
+        assert [list(layer) for layer in profile.kept] == row["kept"] and profile.digest in json.dumps(
+            cell.config_additions()
+        )
         held = bench.measure_times([prompt], CellSpec(cell.cell, cell.compressor, cell.budget)).held
         slot = 2 * loaded.family.head_dim * 4
         assert held.useful == (sum(map(sum, row["kept"])) + 4 * 2) * slot, (

@@ -13,7 +13,7 @@ from mmkv_bench.families.facts import model_facts, stated
 from mmkv_bench.models.load import load_config
 from mmkv_bench.models.shape import values_of
 from mmkv_bench.models.source import Source
-from mmkv_bench.run.console_output import _beside
+from mmkv_bench.run.console_output import _uncompressed_layers_line
 from tests import zoo
 from tests.families.shapes import node
 from tools.gemma4_text import extract, main
@@ -72,6 +72,6 @@ def test_a_folder_with_towers_is_refused_by_name_with_what_to_do(whole):
 
 def test_a_card_names_the_layers_that_are_not_compressed():
     facts = model_facts(stated(values_of(node("gemma4_e2b").shape)))
-    assert _beside(facts) == [
+    assert _uncompressed_layers_line(facts) == [
         "beside     12 with a window of 511 entries and 20 that read another layer's entries, which are not compressed"
     ]

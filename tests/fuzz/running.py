@@ -10,7 +10,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmkv_bench.cli.main import guarded, main
+from mmkv_bench.cli.main import main, run_guarded
 from mmkv_bench.store.schema import FALLBACKS, STATUSES
 from mmkv_bench.store.store import Store
 from tests.cli.setting import overrides, refusal
@@ -36,7 +36,7 @@ def run(case: Case) -> Outcome:
         os.chdir(folder)
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = guarded(arguments, _plan) if case.planned else main(arguments)
+                code = run_guarded(arguments, _plan) if case.planned else main(arguments)
         except BaseException:  # noqa: BLE001 - whatever comes through is the finding
             return Outcome(None, (f"an exception came through: {traceback.format_exc()[-1500:]}",))
         finally:

@@ -124,7 +124,7 @@ class Fuzz:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _during(self, world: World, rows: Path, change: object) -> Outcome:
-        plain, every, seen = Inputs.committed, origin_checks.EVERY_S, []
+        plain, every, seen = Inputs.add_rows, origin_checks.EVERY_S, []
 
         def committed(self: Inputs, answered: object) -> None:
             seen.append(answered)
@@ -133,10 +133,10 @@ class Fuzz:
             plain(self, answered)  # type: ignore[arg-type]
 
         try:
-            Inputs.committed, origin_checks.EVERY_S = committed, 1e9  # type: ignore[method-assign]
+            Inputs.add_rows, origin_checks.EVERY_S = committed, 1e9  # type: ignore[method-assign]
             return self.run(world, rows)
         finally:
-            Inputs.committed, origin_checks.EVERY_S = plain, every  # type: ignore[method-assign]
+            Inputs.add_rows, origin_checks.EVERY_S = plain, every  # type: ignore[method-assign]
 
     def _judged(self, world: World, outcome: Outcome, mine: Path, truth: Outcome, old: dict, new: dict) -> str:
         """What became of a change before the run. A refusal's advice is followed: it ends at the rows of a fresh run."""

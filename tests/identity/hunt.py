@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmkv_bench.cli.main import main
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from tests.identity.fuzz import Fuzz, Silent, said, sentence
 from tests.identity.world import KINDS, World, kept_time
 
@@ -112,7 +112,7 @@ class Hunt(Fuzz):
         changed = table.set_column(table.schema.names.index(column), kind, [pa.array(values, kind.type)])
         changed = changed.replace_schema_metadata(None)
         if file.parent.name in ("cells", "samples", "metrics"):
-            file.write_bytes(sealed(changed, compression="zstd"))
+            file.write_bytes(parquet_bytes(changed, compression="zstd"))
         else:
             pq.write_table(changed, file)
         return self._stored(what, world, rows, mine)

@@ -352,7 +352,7 @@ def test_older_rows_of_templates_that_are_written_as_before_may_be_added_to():
 @pytest.mark.slow
 def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp_path):
     """320 of 320 rows were errors."""
-    from mmkv_bench.store.parts import sealed
+    from mmkv_bench.store.parts import parquet_bytes
     from mmkv_bench.store.schema import CELLS
     from mmkv_bench.store.store import Store
     from tests.run.setting import done, go, responses
@@ -379,7 +379,7 @@ def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp
     for older in (None, "Human: mmkvprobe"):  # what an older version wrote of this template, or another one
         for file in before:
             row = pq.ParquetFile(file).read().to_pylist()[0] | {"prompt_format": older, "row_digest": None}
-            file.write_bytes(sealed(pa.Table.from_pylist([row], CELLS)))
+            file.write_bytes(parquet_bytes(pa.Table.from_pylist([row], CELLS)))
         again = go(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen[:-1], "limit=3")
         assert again.code == 2 and "whose prompts were written differently by another version" in again.err
     for file, content in before.items():

@@ -23,7 +23,7 @@ def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypa
         "c" * 40: "",
         "d" * 40: now.replace("margin: 1.0", "margin: 9.0"),
     }
-    monkeypatch.setattr(margins, "committed", lambda file, commit: texts.get(commit))
+    monkeypatch.setattr(margins, "file_in_commit", lambda file, commit: texts.get(commit))
     monkeypatch.setattr(margins, "unjudged", unjudged)
     unjudged.cache_clear()
     said = {str(commit)[0]: unjudged(commit) for commit in (*texts, "e" * 40, None)}

@@ -274,7 +274,10 @@ def test_a_budget_in_bytes_is_the_cell_of_its_entries_and_says_what_was_asked():
     entries = (2**20 - 100_000) // 2048
     assert [cell.cell for cell in made] == [one("method=snapkv", f"budget={entries}").cell]
     assert (made[0].row()["budget_kind"], made[0].row()["budget_entries"]) == ("entries", entries)
-    assert made[0].told() == {"budget_in_bytes": "1MiB"} and one("method=snapkv", "budget=64").told() == {}
+    assert (
+        made[0].config_additions() == {"budget_in_bytes": "1MiB"}
+        and one("method=snapkv", "budget=64").config_additions() == {}
+    )
     assert notes == [
         f"budget=1MiB of all state is {entries} entries per KV head, when 100,000 bytes of windows and recurrent states are paid"
     ]
@@ -297,7 +300,7 @@ def test_what_a_method_without_one_of_its_calibrations_read_enters_no_other_meth
             raise CalibrationError("the second part has no calibration")
         return entry, {} if calibrations is None else calibrations.taken()
 
-    monkeypatch.setattr(cells_module, "_built", built)
+    monkeypatch.setattr(cells_module, "_build", built)
     lacking: list[str] = []
     assert cells_module.build_methods(["half", "snapkv"], Calibrations(), lacking=lacking) == [
         ("half", {}),

@@ -7,7 +7,7 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation.documents import sample_refs
-from mmkv_bench.plan.planner import chosen, reaching, tasks_of
+from mmkv_bench.plan.planner import select_samples, tasks_of, with_limit_for_ids
 from mmkv_bench.plan.validate import validate
 from tests.each import each
 
@@ -18,9 +18,10 @@ def asked(*overrides: str) -> list[list[str]]:
     """The samples of each dataset, and the limit."""
     config = compose(["dataset=[pages_walk,pages_lookup]", *overrides])
     specs = tasks_of(config.datasets, config.data)
-    selection = reaching(config.selection, specs)
+    selection = with_limit_for_ids(config.selection, specs)
     parts = [
-        [ref.sample_id for ref in chosen(sample_refs(spec, selection.limit), selection)] for spec in specs.values()
+        [ref.sample_id for ref in select_samples(sample_refs(spec, selection.limit), selection)]
+        for spec in specs.values()
     ]
     return [*parts, selection.limit]
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mmkv_bench import tiny
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.publish import BESIDE, ENVIRONMENT, MANIFEST, RECEIPT, TABLES
 from tests.cli.setting import verb
 from tests.each import each
@@ -60,7 +60,7 @@ def rewrite(bundle, table, change):
     (file,) = bundle.glob(f"{table}-*")
     rows = pq.read_table(file)
     changed = change([dict(row) for row in rows.to_pylist()])
-    file.write_bytes(sealed(pa.Table.from_pylist(changed, rows.schema.remove_metadata())))
+    file.write_bytes(parquet_bytes(pa.Table.from_pylist(changed, rows.schema.remove_metadata())))
     repair(bundle)
 
 

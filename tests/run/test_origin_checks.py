@@ -126,17 +126,17 @@ def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tm
     for kind in cover.turn(("weights", "code", "data", "gone"), 0, share):
         root, kept = tmp_path / kind, Path(shutil.copytree(task, tmp_path / f"kept-{kind}"))
         weights = (model / "model.safetensors").read_bytes()
-        plain, calls = Inputs.committed, []
+        plain, calls = Inputs.add_rows, []
 
         def committed(self, rows, kind=kind, plain=plain, calls=calls):
             plain(self, rows)
             calls.append(rows)
             if len(calls) == 2:
-                self.look()
+                self.check()
             if len(calls) == 4:
                 calls.append(changed(kind, task, model))
 
-        monkeypatch.setattr(Inputs, "committed", committed)
+        monkeypatch.setattr(Inputs, "add_rows", committed)
         stopped = go(root, *command(task, model))
         assert stopped.code != 0 and "changed while the run was reading it; 4 samples" in stopped.err, (
             kind,
@@ -145,7 +145,7 @@ def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tm
         assert not scores(root)
         statuses = sorted((row["doc_id"], row["status"]) for row in responses(root).values())
         assert statuses == sorted((n, "ok" if n < 2 else "error") for n in range(6) for _ in range(2)), kind
-        monkeypatch.setattr(Inputs, "committed", plain)
+        monkeypatch.setattr(Inputs, "add_rows", plain)
         shutil.rmtree(task)
         shutil.copytree(kept, task)
         (model / "model.safetensors").write_bytes(weights)
@@ -157,7 +157,7 @@ def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, t
     """It looks once more when it ends, where nothing was answered since."""
     monkeypatch.setattr(origin_checks, "EVERY_S", -1)
     monkeypatch.setattr(origin_checks, "CHECK_FACTOR", 0)
-    plain, calls = Inputs.committed, []
+    plain, calls = Inputs.add_rows, []
 
     def committed(self, rows):
         calls.append(rows)
@@ -165,7 +165,7 @@ def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, t
             changed("weights", task, model)
         plain(self, rows)
 
-    monkeypatch.setattr(Inputs, "committed", committed)
+    monkeypatch.setattr(Inputs, "add_rows", committed)
     stopped = go(tmp_path / "rows", *command(task, model))
     assert stopped.code == 2 and "reading it; 1 samples" in stopped.err
     assert sorted(row["status"] for row in responses(tmp_path / "rows").values()) == ["error"] * 2 + ["ok"] * 4
@@ -174,13 +174,13 @@ def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, t
 @pytest.mark.slow
 def test_a_new_time_alone_stops_nothing(task, model, tmp_path, monkeypatch):
     monkeypatch.setattr(origin_checks, "EVERY_S", -1)
-    plain = Inputs.committed
+    plain = Inputs.add_rows
 
     def committed(self, rows):
         os.utime(task / "rows.jsonl", ns=(1, 1))
         plain(self, rows)
 
-    monkeypatch.setattr(Inputs, "committed", committed)
+    monkeypatch.setattr(Inputs, "add_rows", committed)
     assert done(tmp_path / "rows", *command(task, model)).generated == 6
 
 

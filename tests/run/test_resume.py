@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.config.schema import resolve_path
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.store import Store
 from tests import cover
 from tests.run import setting
@@ -239,7 +239,7 @@ def test_a_missing_row_in_the_middle_is_generated_alone(uninterrupted, tmp_path)
         kept = [
             not (c == cell and d == 2) for c, d in zip(*(rows[n].to_pylist() for n in ("cell", "doc_id")), strict=True)
         ]
-        path.write_bytes(sealed(rows.filter(kept)))
+        path.write_bytes(parquet_bytes(rows.filter(kept)))
     before = commits(root)
     assert len(before) == 3 * SAMPLES - 1
     assert done(root, *COMMAND).generated == 1

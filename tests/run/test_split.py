@@ -101,7 +101,7 @@ def test_what_a_killed_process_of_launch_was_at_is_answered_by_the_other(tmp_pat
 
 
 @pytest.mark.full
-def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_parts, capfd):
+def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_parts, capfd, monkeypatch):
     """Processes that end with 1 because of failed rows have done their work; here forks stand in for them."""
     failing = "variants.broken={base: failing, fault: error, victim: '000000'}"
     command = ["--config-dir", str(own_parts), "dataset=pages_walk", "method=snapkv", failing, "budget=16", "limit=2"]
@@ -109,12 +109,13 @@ def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_pa
     for part in range(2):
         go(root, *command, f"shard={part}/2", "stage=generate")
     overrides = [f"hydra.searchpath=['file://{own_parts}']", *command[2:], "model.device=cpu", f"out={root}"]
-    assert launch.launch(overrides, 2, ("false",)) == 1  # `false` ends with 1 and does nothing
+    monkeypatch.setattr(launch, "_RUN", ("false",))
+    assert launch.launch(overrides, 2) == 1  # `false` ends with 1 and does nothing
     captured = capfd.readouterr()
     assert "1/2 ok: " in captured.out and "1 rows failed" in captured.out
     assert "process 0/2 ended with exit code 1; see" in captured.err
     assert "run the same command again" not in captured.err
-    assert launch.launch([*overrides, "limit=3"], 2, ("false",)) == 1
+    assert launch.launch([*overrides, "limit=3"], 2) == 1
     assert "run the same command again" in capfd.readouterr().err
 
 

@@ -131,7 +131,7 @@ def test_an_id_is_taken_from_slurms_own_line_or_from_the_queue(slurm, tmp_path, 
         ("job 42 hours", None),
         ("Submitted batch job 71\nSubmitted batch job 72", None),
     ):
-        assert submission.submitted(text) == name
+        assert submission.job_id_in_output(text) == name
     slurm.put(prints="job 42 hours")
     assert main([*SWEEP]) == 0
     assert "3 jobs submitted (71)" in capsys.readouterr().err and noted(tmp_path) == ["71_0", "71_1", "71_2"]
@@ -146,7 +146,7 @@ def test_a_sweep_started_beside_another_waits_for_its_lock_and_sees_its_jobs(slu
     def other_submits(_):
         if not waits:
             assert not slurm.lines("scripts")
-            queue.remember(folder, {"70": ["tiny pages_walk_small"]})
+            queue.record_jobs(folder, {"70": ["tiny pages_walk_small"]})
             slurm.put(queue="70", ends="yes")
             other.__exit__(None, None, None)
         waits.append(True)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 import mmkv_bench
 from mmkv_bench.store import journal
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.schema import COLUMNS, SCHEMAS, SchemaColumn
 from mmkv_bench.store.store import Store
 
@@ -199,5 +199,5 @@ def older_store(root: Path) -> Path:
     """A copy of `OLD` whose files have checksums."""
     shutil.copytree(OLD, root)
     for path in root.rglob("*.parquet"):
-        path.write_bytes(sealed(pq.read_table(path)))
+        path.write_bytes(parquet_bytes(pq.read_table(path)))
     return root

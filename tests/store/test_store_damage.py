@@ -14,7 +14,7 @@ from store_examples import OLD, cell, metric_row, older_store, response, sample_
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import journal, parts
 from mmkv_bench.store.compact import pack
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.store import Store
 
 METHODS = ["flashcache", "full", "flashcache"]
@@ -79,7 +79,7 @@ def test_damage_after_a_first_reading_is_noticed_in_the_same_process(tmp_path):
 
 def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_is_silent(tmp_path, monkeypatch):
     path = filled(tmp_path, packed=True).file("responses", next((tmp_path / "responses").glob("*.parquet")).stem)
-    schema = parts.of_columns("responses", ["cell", "sample_id", "answer"])
+    schema = parts.schema_of_columns("responses", ["cell", "sample_id", "answer"])
     whole = parts.read_file(path, schema)
     monkeypatch.setattr("mmkv_bench.store.parts.WHOLE_FILE_BYTES", 0)
     monkeypatch.setattr("mmkv_bench.store.parts._known", set())
@@ -97,7 +97,7 @@ def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_i
 
 def test_pages_are_checked_too():
     table = pa.table({"value": [3.77] * 1000})
-    file = pq.ParquetFile(pa.BufferReader(data := sealed(table)), page_checksum_verification=True)
+    file = pq.ParquetFile(pa.BufferReader(data := parquet_bytes(table)), page_checksum_verification=True)
     assert file.read().equals(table)
     column = file.metadata.row_group(0).column(0)
     end = column.dictionary_page_offset + column.total_compressed_size

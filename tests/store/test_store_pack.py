@@ -23,7 +23,7 @@ from store_examples import cell, failed, metric_row, response, sample_score, wri
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import compact
 from mmkv_bench.store.compact import RegroupedBlocks, pack
-from mmkv_bench.store.packing import chosen, packed
+from mmkv_bench.store.packing import packed, rows_with_digest
 from mmkv_bench.store.schema import SLIM
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
@@ -225,7 +225,9 @@ def test_slim_rows_lose_what_the_schema_lists_and_nothing_else(tmp_path):
 def test_the_digests_that_stay_depend_on_their_cell_and_sample_alone():
     def kept(cells, samples):
         rows = pa.array(cells).dictionary_encode(), pa.array(samples).dictionary_encode()
-        return {pair for pair, stays in zip(zip(cells, samples, strict=True), chosen(*rows), strict=True) if stays}
+        return {
+            pair for pair, stays in zip(zip(cells, samples, strict=True), rows_with_digest(*rows), strict=True) if stays
+        }
 
     pairs = [(f"c{c}", f"s{s}") for c in range(9) for s in range(200)]
     whole = kept(*zip(*pairs, strict=True))

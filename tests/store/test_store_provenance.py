@@ -73,7 +73,8 @@ def test_a_file_is_read_as_a_commit_has_it_and_nothing_is_guessed(checkout, tmp_
     (checkout / "margins").write_text("later\n")
     git(checkout, "add", "margins")
     git(checkout, "commit", "-q", "-m", "second")
-    code = "import sys; from mmkv_bench.store.provenance import committed; print([committed('margins', c) for c in sys.argv[1:]])"
+    code = "import sys; from mmkv_bench.store.provenance import file_in_commit as read; "
+    code += "print([read('margins', c) for c in sys.argv[1:]])"
 
     def read(root):
         words = [sys.executable, "-c", code, first, git(checkout, "rev-parse", "HEAD"), "f" * 40, "HEAD"]

@@ -11,16 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from store_examples import cell, failed, metric_row, plain, response, sample_score, write_scores
 
-from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.errors import StoreError
 from mmkv_bench.store.files import checksum
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.rows import check, to_table
-from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
+from mmkv_bench.store.schema import SCHEMA_VERSION
 from mmkv_bench.store.store import Store
-from tests.each import each
 
 
-def test_done_is_what_has_a_row_and_failures_count_unless_retried(tmp_path):
+def test_done_is_what_has_a_row_failures_included(tmp_path):
     store = Store(tmp_path)
     with store.writer("w", publish_every=2) as writer:
         writer.commit([response(0), response(0, cell="c1")])
@@ -28,15 +27,7 @@ def test_done_is_what_has_a_row_and_failures_count_unless_retried(tmp_path):
         writer.commit([failed(2, status="nan")])
         for _ in range(2):  # once with the last sample in the journal, once with all in parts
             assert store.done(["c0", "c1", "c9"]) == {"c0": {"s0000", "s0001", "s0002"}, "c1": {"s0000"}, "c9": set()}
-            assert store.done(["c0"], retry=["oom"]) == {"c0": {"s0000", "s0002"}}
-            assert store.done(["c0"], retry=STATUSES[1:]) == {"c0": {"s0000"}}
             writer.publish()
-
-
-@each("status", ["ok", "oops"])
-def test_only_failures_can_be_retried(tmp_path, status):
-    with pytest.raises(ConfigError, match=f"{status}.*oom"):
-        Store(tmp_path).done([], retry=[status])
 
 
 def test_the_newest_row_wins_in_parts_and_journals_alike(tmp_path):
@@ -49,7 +40,7 @@ def test_the_newest_row_wins_in_parts_and_journals_alike(tmp_path):
     with store.writer("c") as writer:
         writer.commit([response(0, answer="third")])
     assert store.responses(columns=["answer"]).to_pylist() == [{"answer": "third"}]
-    assert store.done(["c0"], retry=["oom"]) == {"c0": {"s0000"}}
+    assert store.done(["c0"]) == {"c0": {"s0000"}}
 
 
 def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path):
@@ -57,11 +48,11 @@ def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path)
     row = check("responses", failed(0), {"schema_version": SCHEMA_VERSION, "worker": "a", "committed_at": hour_ahead})
     store = Store(tmp_path)
     store.prepare()
-    (tmp_path / "responses" / "a.parquet").write_bytes(sealed(to_table("responses", [row])))
+    (tmp_path / "responses" / "a.parquet").write_bytes(parquet_bytes(to_table("responses", [row])))
     assert store.done(["c0"], retry=["oom"]) == {"c0": set()}
     with store.writer("b") as writer:
         writer.commit([response(0)])
-    assert store.done(["c0"], retry=["oom"]) == {"c0": {"s0000"}}
+    assert store.done(["c0"]) == {"c0": {"s0000"}}
 
 
 def test_a_crash_between_publishing_and_removing_the_journal_duplicates_nothing(tmp_path):
@@ -147,11 +138,11 @@ def test_a_part_of_another_schema_version_is_refused_by_name(tmp_path):
     part = next((tmp_path / "responses").glob("*.parquet"))
     rows = pq.read_table(part)
     at = rows.column_names.index("schema_version")
-    part.with_name("other.parquet").write_bytes(sealed(rows.set_column(at, "schema_version", pa.array([99]))))
+    part.with_name("other.parquet").write_bytes(parquet_bytes(rows.set_column(at, "schema_version", pa.array([99]))))
     with pytest.raises(StoreError, match=f"other.parquet.*version 99.*version {SCHEMA_VERSION}"):
         store.responses(columns=["answer"])
     strange = pa.table({"schema_version": [99], "cell": [1], "sample_id": [2.5]})
-    part.with_name("other.parquet").write_bytes(sealed(strange))
+    part.with_name("other.parquet").write_bytes(parquet_bytes(strange))
     with pytest.raises(StoreError, match=r"other\.parquet.*version 99"):
         store.responses()
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from mmkv_bench.run import scoring
-from mmkv_bench.run.scoring import unscored
+from mmkv_bench.run.scoring import cells_to_score
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables import stored_rows as reading
 from mmkv_bench.tables.build import build
@@ -69,12 +69,12 @@ def test_tables_of_blocks_of_cells_are_those_of_all_cells_at_once(root, monkeypa
 def test_what_is_left_to_score_is_the_same_in_blocks(root, monkeypatch):
     store = Store(root)
     cells = [SimpleNamespace(cell=name) for name in store.cells()["cell"].to_pylist()]
-    left = unscored(store, cells, rows=ReadOnce(store))
-    assert 0 < len(left) < len(cells) and unscored(store, cells) == left
+    left = cells_to_score(store, cells, rows=ReadOnce(store))
+    assert 0 < len(left) < len(cells) and cells_to_score(store, cells) == left
     monkeypatch.setattr(reading, "AT_ONCE", 100)  # what is read once is large then
     monkeypatch.setattr(scoring, "AT_ONCE", 100)
     sizes = read(monkeypatch)
-    assert unscored(store, cells, rows=ReadOnce(store)) == unscored(store, cells) == left
+    assert cells_to_score(store, cells, rows=ReadOnce(store)) == cells_to_score(store, cells) == left
     assert len(sizes) > 6, "some cells at a time"
 
 

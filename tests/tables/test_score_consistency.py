@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.metric_kinds import PERPLEXITY
-from mmkv_bench.store.parts import sealed
+from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.score_consistency import agreeing
@@ -44,7 +44,9 @@ def changed(root, table, column, old, new):
             place = rows.schema.get_field_index(column)
             field = rows.schema.field(column)
             file.write_bytes(
-                sealed(rows.set_column(place, field, [pa.array(values, field.type)]).replace_schema_metadata(None))
+                parquet_bytes(
+                    rows.set_column(place, field, [pa.array(values, field.type)]).replace_schema_metadata(None)
+                )
             )
             return
     raise AssertionError(f"no {column} is {old}")

@@ -1,7 +1,4 @@
-"""`mmkv-bench data` lists datasets and checks whether their data exist; `mmkv-bench tokens` counts images' visual tokens.
-
-Nothing is downloaded and no model is loaded.
-"""
+"""`mmkv-bench data` lists and checks datasets; `mmkv-bench tokens` counts images' visual tokens. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _KEYS = ("model", "model.frames", "model.min_pixels", "model.max_pixels", "model
 
 
 def data(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench data`: list datasets, or check whether their data exist. Return 0 if all are ready, else 2."""
+    """List datasets, or check whether their data exist. Return 0 if all are ready, else 2."""
     if given.what == "check":
         return _check(given.names, given.json, given.online)
     if given.names:
@@ -56,10 +53,8 @@ def data(given: argparse.Namespace) -> int:
 
 
 def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
-    dataset_names, known_datasets = (
-        [name for word in words if "=" not in word for name in chosen("dataset", word)],
-        options("dataset"),
-    )
+    dataset_names = [name for word in words if "=" not in word for name in chosen("dataset", word)]
+    known_datasets = options("dataset")
     if unknown := [name for name in dataset_names if name not in known_datasets]:
         raise ConfigError(f"unknown dataset {unknown[0]!r}; {nearest(unknown[0], known_datasets)}")
     if not dataset_names:
@@ -151,10 +146,9 @@ def _bytes(count: int) -> str:
 
 # ---------------------------------------------------------------------- tokens
 def tokens(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench tokens`: print the visual tokens of images, and the bytes of their KV cache, per size and in sum.
+    """Print the visual tokens of images, and the bytes of their KV cache, per size and in sum. Return 0.
 
-    Raises:
-        ConfigError: words that are neither sizes nor settings, a model without a processor, limits without effect.
+    Raises ConfigError: words that are neither sizes nor settings, a model without a processor, limits without effect.
     """
     from mmkv_bench.config.compose import compose
     from mmkv_bench.families.base import PixelLimits
@@ -182,10 +176,8 @@ def tokens(given: argparse.Namespace) -> int:
             f"model={model.name} has no processor settings in conf/model; choose a model with such settings, for "
             "example qwen2_5_vl_7b"
         )
-    model_type, limits = (
-        str(shape["model_type"]),
-        PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels),
-    )
+    model_type = str(shape["model_type"])
+    limits = PixelLimits(model.min_pixels, model.max_pixels, model.video_max_pixels)
     _check_limits(model, model_type, processor, limits)
     per_token, tokens_per_size = kv_bytes_per_token(config_of(shape), model.dtype), []
     print(f"{model.name}: {per_token / 1024:g} KiB of keys and values per token in {model.dtype}")
@@ -193,10 +185,8 @@ def tokens(given: argparse.Namespace) -> int:
         if model.frames is None:
             medium, token_count = "image", image_tokens(model_type, processor, *size, len(image_sizes), limits)
         else:
-            medium, token_count = (
-                f"{model.frames} frames of",
-                video_tokens(model_type, processor, model.frames, *size, limits),
-            )
+            medium = f"{model.frames} frames of"
+            token_count = video_tokens(model_type, processor, model.frames, *size, limits)
         tokens_per_size.append(token_count)
         print(f"  {medium} {size[0]}x{size[1]}: {_tokens(token_count, per_token)}")
     if len(image_sizes) > 1:
@@ -211,10 +201,7 @@ def _tokens(count: int, per_token: int) -> str:
 
 
 def _check_limits(model: Model, kind: str, processor: Mapping[str, Any], limits: PixelLimits) -> None:
-    """Refuse pixel limits that a run refuses, and limits without effect on this model or medium.
-
-    kind: the model's type.
-    """
+    """Refuse pixel limits that a run refuses, and limits without effect. kind: the model's type."""
     from mmkv_bench.families.qwen_vl import area
     from mmkv_bench.families.registry import family
 

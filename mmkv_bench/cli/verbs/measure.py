@@ -22,7 +22,7 @@ OF_DATASETS = ("draw", "instruction")
 
 
 def calibrate(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench calibrate`: write a method's calibration artefact, measured on samples or imported. Return 0."""
+    """Write a method's calibration artefact, measured on samples or imported. Return 0."""
     given = with_defaults(given)
     if given.overrides and given.method == "sparsemm":
         raise ConfigError(
@@ -41,10 +41,10 @@ def calibrate(given: argparse.Namespace) -> int:
 
 
 def with_defaults(given: argparse.Namespace) -> argparse.Namespace:
-    """Fill in the defaults of missing options of `mmkv-bench calibrate`, drop those of other methods, and return them.
+    """Return the options of `mmkv-bench calibrate` with defaults filled in, without those of other methods.
 
-    Raises:
-        ConfigError: a flag of another method, or of another source of samples (pages, a text, a dataset, released files).
+    Raises ConfigError: a flag of another method, or of another source of samples (pages, a text, a dataset, released
+    files).
     """
     given_flags = [flag for flag in ("samples", *OF_PAGES, *OF_DATASETS, "text") if getattr(given, flag) is not None]
     if given.imports and (given_flags or given.overrides):
@@ -81,8 +81,7 @@ OF_METHODS = ("coverage", "feature_error")
 
 
 def diagnose(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench diagnose`: measure what is missing, store it sample by sample, and print the folder. Return the
-    exit code."""
+    """Measure what is missing, store it sample by sample, and print the folder. Return 0."""
     from mmkv_bench.config.compose import compose
     from mmkv_bench.diagnostics.analysis import diagnose, methods_of
     from mmkv_bench.diagnostics.dataset_samples import KEYS, of_dataset

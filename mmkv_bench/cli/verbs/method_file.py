@@ -1,8 +1,8 @@
 """`mmkv-bench new mine.py` writes a method file to start from; `mmkv-bench check mine.py` tests a method file.
 
-A check tests what every built-in method promises. First come the method's parts on random layers (with and without grouped query
-heads, prompts of 1 to 130 tokens, every kind of budget). Then come whole answers of the embedded model: shared forks are compared
-with single runs through stock `generate()`.
+A check tests what every built-in method promises: first the method's parts on random layers (with and without grouped
+query heads, prompts of 1 to 130 tokens, every kind of budget), then whole answers of the embedded model, which are
+compared with single runs through stock `generate()`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from mmkv_bench.errors import ConfigError
 
 
 def new(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench new`: write a method file to start from, and print what to do next. An existing file is not
-    changed."""
+    """Write a method file to start from, and print what to do next. An existing file is not changed."""
     from mmkv_bench.methods import method_file
 
     method_file.write(given.file, given.part)
@@ -28,10 +27,7 @@ def new(given: argparse.Namespace) -> int:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench check`: test a method file. Return 0 if it keeps all promises of a method, 1 if it breaks one.
-
-    A file that cannot be used at all is refused.
-    """
+    """Test a method file. Return 0 if all promises of a method hold, else 1. An unusable file is refused."""
     if given.file.startswith("model="):
         command = f"python -m tools.check_model {given.file.removeprefix('model=')}"
         raise ConfigError(f"check takes a method file; models are checked by `{command}` in a checkout")

@@ -1,4 +1,4 @@
-"""`mmkv-bench plan`: what a run with these settings would do, its lower bounds of time and memory, and how much is done."""
+"""`mmkv-bench plan`: what a run would do, lower bounds of its time and memory, and how much is done."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _UNITS = {"device_memory": 2**30, "bandwidth": 1e9, "matmul": 1e12}
 
 
 def plan(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench plan`: print what a run would do. No model and no data are opened, and no connection is made.
+    """Print what a run would do, without opening a model or data and without a connection. Return 0.
 
-    Raises:
-        ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe the prompts.
+    Raises ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe the prompts.
     """
     if given.devices:
         from mmkv_bench.forecast import device_speed
@@ -39,10 +38,10 @@ def plan(given: argparse.Namespace) -> int:
     from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.config.schema import EFFICIENCY
     from mmkv_bench.plan.planner import outline
-    from mmkv_bench.plan.validate import validated
+    from mmkv_bench.plan.validate import compose_checked
 
     overrides = overrides_of(given)
-    config = validated(overrides)
+    config = compose_checked(overrides)
     has_launcher = any(override.partition("=")[0] == "launcher" for override in overrides)
     launcher = launcher_of(overrides) if has_launcher else None  # the plan is then a sweep's
     if config.scenario == EFFICIENCY:
@@ -69,9 +68,8 @@ def print_plan(
 ) -> dict[str, Any]:
     """Print the plan of a run, and return its content as data for JSON.
 
-    Args:
-        launcher: `hydra.launcher` if Slurm runs the jobs, else None.
-        given: flags of `mmkv-bench plan`, by default none.
+    launcher: `hydra.launcher` if Slurm runs the jobs, else None.
+    given: flags of `mmkv-bench plan`, by default none.
     """
     from mmkv_bench.forecast import prefill_counts, throughput
     from mmkv_bench.forecast.forecast import forecast, workloads_of
@@ -108,8 +106,7 @@ def _print_passes(
 ) -> dict[str, Any]:
     """Print the plan of a run with scenario=efficiency, and return its content as data for JSON.
 
-    given: flags of `mmkv-bench plan`.
-    launcher: `hydra.launcher` if Slurm runs the jobs, else None.
+    given, launcher: see `print_plan`.
     """
     from mmkv_bench.cli.deployment import deployment_of
     from mmkv_bench.efficiency import planned_workloads as passes
@@ -131,15 +128,9 @@ def _print_passes(
     if given.memory:
         peaks, notes = _peaks(plan, forecasts, passes.prompts(plan), plan.pass_config.new_tokens - 1)
     tables = deployment_of(plan, forecasts, peaks, given.scores or ())
-    print(
-        "\n".join(
-            [
-                passes.text(plan, todo),
-                text(forecasts, write(tables, "md")),
-                *preflight.missing_input_lines(missing_inputs),
-            ]
-        )
-    )
+    forecast_text = text(forecasts, write(tables, "md"))
+    input_lines = preflight.missing_input_lines(missing_inputs)
+    print("\n".join([passes.text(plan, todo), forecast_text, *input_lines]))
     plan_as_data = {
         **passes.document(plan, todo),
         "forecast": asdict(forecasts),
@@ -176,10 +167,11 @@ def _memory(forecasts: Forecast, peaks: Sequence[CellPeaks], notes: Sequence[str
 
 
 def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
-    """Return what a forecast assumes about prompts and device: the numbers in the flags, completed from a measured device.
+    """Return what a forecast assumes about prompts and device: the numbers in the flags, completed from a measured
+    device.
 
-    The measured device is the one that `--device` or `--measure` names. If the flags give no number, it is the only measured
-    device of the planned kind. Numbers of two devices are mixed only if a device is named.
+    The measured device is the one that `--device` or `--measure` names. Without such a flag and without numbers in the
+    flags, it is the only measured device of the planned kind.
     """
     from mmkv_bench.forecast import device_speed
     from mmkv_bench.forecast.forecast import Assumptions
@@ -221,14 +213,16 @@ def _kind(plan: Plan, launcher: Mapping[str, Any] | None) -> str | None:
         return plan.model.device
     if launcher is not None and "gpus_per_node" in launcher:
         from mmkv_bench.slurm.checks import gpus_of
-        from mmkv_bench.slurm.submission import for_model
+        from mmkv_bench.slurm.submission import launcher_of_model
 
-        return "cuda" if gpus_of(for_model(launcher, plan.resolved["slurm"]["models"], plan.model.name)) else "cpu"
+        return (
+            "cuda" if gpus_of(launcher_of_model(launcher, plan.resolved["slurm"]["models"], plan.model.name)) else "cpu"
+        )
     return None if sign_here() is None else "cuda"
 
 
 def _prompts(given: argparse.Namespace) -> tuple[list[int], int | None, list[tuple[int, int]]]:
-    """Return what the flags state about prompts: their lengths, their number of visual tokens, and their image sizes."""
+    """Return what the flags state about prompts: lengths, number of visual tokens, and image sizes."""
     try:
         lengths = [count(text) for text in given.prompt_tokens or ()]
     except argparse.ArgumentTypeError as error:

@@ -1,5 +1,7 @@
-"""`mmkv-bench pack` rewrites rows as few files, `fetch` gets published rows, `verify` makes answers again, and `accept` checks a
-bundle (an experiment's published rows, tables, remade answers and environment) against the experiment.
+"""`mmkv-bench pack` rewrites rows as few files, `fetch` downloads published rows, `verify` makes answers again, and
+`accept` checks a bundle.
+
+A bundle is an experiment's published rows with tables, a receipt of answers made again, and the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ RESULTS = Path("results/tiny")
 
 
 def pack(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench pack`: rewrite each folder of rows as few files, and print its sizes before and after. Return 0."""
+    """Rewrite each folder of rows as few files, and print the sizes before and after. Return 0."""
     from mmkv_bench.diagnostics.receipt import files_beside
     from mmkv_bench.store.compact import pack
     from mmkv_bench.store.publish import check_empty, publish
@@ -58,7 +60,7 @@ def _mib(folder: Path) -> float:
 
 
 def fetch(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench fetch`: fetch and check published rows, or a model's weights, and print their size. Return 0."""
+    """Fetch and check published rows, or a model's weights, and print what was fetched. Return 0."""
     if given.model is not None:
         return _fetch_model(given)
     if given.accept_terms:
@@ -88,9 +90,9 @@ def _fetch_model(given: argparse.Namespace) -> int:
 
 
 def verify(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench verify`: generate stored answers again and compare. Return the exit code.
+    """Generate stored answers again and compare.
 
-    Exit codes: 0 all are equal, 1 an answer differs, 2 none could be generated again, 130 interrupted.
+    Return 0 if all are equal, 1 if an answer differs, 2 if none could be generated again, 130 if interrupted.
     """
     from mmkv_bench.diagnostics.receipt import EXIT_CODES, lines, receipt, verdict
     from mmkv_bench.diagnostics.remade_answers import draw, make_again
@@ -98,7 +100,7 @@ def verify(given: argparse.Namespace) -> int:
     is_folder = [Path(word).is_dir() for word in given.what]
     roots = [rows_folder(word) for word in given.what[: is_folder.index(False) if False in is_folder else None]]
     choosing_words = given.what[len(roots) :]
-    cells, sample = _named(roots, choosing_words)
+    cells, sample = _requested_cells(roots, choosing_words)
     roots = roots or stores_with_answers(RESULTS)
     sample_count, seed = (None, None) if given.all else (given.samples, given.seed)
     drawn_answers = draw(roots, sample_count, seed or 0, cells, sample)
@@ -109,19 +111,17 @@ def verify(given: argparse.Namespace) -> int:
     make_again(drawn_answers, given.other_versions, run_code=given.run_code)
     print("\n".join(lines(drawn_answers)))
     if given.receipt is not None:
-        given.receipt.write_text(
-            json.dumps(receipt(drawn_answers, seed, choosing_words), indent=1) + "\n", encoding="utf-8"
-        )
+        receipt_json = json.dumps(receipt(drawn_answers, seed, choosing_words), indent=1)
+        given.receipt.write_text(receipt_json + "\n", encoding="utf-8")
         link_hint = f"mmkv-bench report <rows> --receipt {given.receipt} links it from the cells' pages"
         print(f"receipt: {given.receipt}; {link_hint}")
     return EXIT_CODES[verdict(drawn_answers)]
 
 
-def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
+def _requested_cells(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | None, str | None]:
     """Return the cells (hashes) and the sample that words of the command line choose. None means all.
 
-    Raises:
-        ConfigError: words without exactly one folder of rows before them, or words that match no cell and no sample.
+    Raises ConfigError: words without exactly one folder of rows before them, or words that match no cell and no sample.
     """
     from mmkv_bench.report.show import StoreCells
     from mmkv_bench.store.store import Store
@@ -139,8 +139,7 @@ def _named(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[str] | Non
 
 
 def stores_with_answers(folder: Path) -> list[Path]:
-    """Return the result stores directly below a folder that have answers, sorted. Stores with only timings or diagnostics are
-    left out."""
+    """Return the stores directly below a folder that have answers, sorted."""
     return sorted(file.parent for file in folder.glob("*/store.json") if any(file.parent.glob("responses/*.parquet")))
 
 
@@ -150,18 +149,14 @@ FIRST_REAL = ("experiment=first_real", "model=smolvlm_256m,qwen2_5_vl_3b")
 
 
 def accept(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench accept`: check an experiment's bundle and print a line per check. Return 0 if nothing is refused,
-    else 1.
-
-    A bundle is an experiment's published rows with tables, a receipt of answers made again, and the environment.
-    """
+    """Check an experiment's bundle and print a line per check. Return 0 if nothing is refused, else 1."""
     from mmkv_bench.diagnostics.acceptance import NOT_CHECKED, REFUSED, findings
-    from mmkv_bench.plan.validate import validated_jobs
+    from mmkv_bench.plan.validate import compose_checked_jobs
     from mmkv_bench.store.publish import place
 
     bundle, settings = place(given.bundle), given.overrides or list(FIRST_REAL)
     given.overrides, as_json, given.json = settings, given.json, False
-    configs = [config for _, config in validated_jobs(overrides_of(given))]
+    configs = [config for _, config in compose_checked_jobs(overrides_of(given))]
     seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
     findings_so_far = []
     if not as_json:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from mmkv_bench import __version__
 from mmkv_bench.cli.grammar import VERBS, overrides_of
-from mmkv_bench.cli.main import closed_output, guarded, refusal
+from mmkv_bench.cli.main import discard_output, refusal, run_guarded
 from mmkv_bench.config.files import groups, options
 from mmkv_bench.config.schema import EFFICIENCY, SCHEMAS, RunConfig, keys
 from mmkv_bench.errors import ConfigError, MMKVError, first_line
@@ -24,7 +24,7 @@ from mmkv_bench.secrecy import literal_secret
 
 
 def usage() -> str:
-    """Return the text of `mmkv-bench run --help`: groups with their options in conf/, keys from the schema, flags, examples."""
+    """Return the text of `mmkv-bench run --help`: groups with their options, keys, flags and examples."""
     lines = [
         f"mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.",
         "",
@@ -47,7 +47,7 @@ def usage() -> str:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench run`: run a configuration, or print it. Return 1 if a row is a failure, else 0."""
+    """Run a configuration, or print it. Return the exit code."""
     overrides = overrides_of(given)
     if given.cfg or given.info or given.resolve or given.package:
         from mmkv_bench.config.compose import print_composed
@@ -67,17 +67,17 @@ def run_once(overrides: Sequence[str]) -> int:
     from mmkv_bench.run.progress import waiting
 
     with waiting("reading the configuration"):
-        from mmkv_bench.plan.validate import refuse_absent, validated
+        from mmkv_bench.plan.validate import compose_checked, refuse_missing_requirements
 
         _refuse_keys_of_hydra(overrides)
-        config = validated(overrides)
-        refuse_absent(config.answering, config.stage, config.out)
+        config = compose_checked(overrides)
+        refuse_missing_requirements(config.answering, config.stage, config.out)
         remedy = "write `mmkv-bench plan` for what a run would do, or `mmkv-bench sweep launcher=slurm`"
         _refuse_keys_of_slurm(config.shards, config.dry, remedy)
-    return _carried_out(config)
+    return _carry_out(config)
 
 
-def _carried_out(config: RunConfig) -> int:
+def _carry_out(config: RunConfig) -> int:
     from mmkv_bench.run.progress import waiting
 
     with waiting("loading", log=True):  # after the checks, so that a mistake stays one sentence in logs too
@@ -88,7 +88,7 @@ def _carried_out(config: RunConfig) -> int:
     try:
         return run(config)
     except BrokenPipeError:
-        closed_output()
+        discard_output()
         raise MMKVError(
             "the output was closed before the run's end; run the same command again to continue, with its output to a "
             "file or a terminal"
@@ -107,7 +107,7 @@ def _refuse_keys_of_hydra(overrides: Sequence[str]) -> None:
 
 
 def _refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
-    """Raise ConfigError for settings that only jobs on Slurm read (`shards`, `dry`). remedy: end of the message."""
+    """Raise ConfigError for `shards` and `dry`, which only jobs on Slurm read. remedy: end of the message."""
     for key, changed in (("shards", shards != 1), ("dry", dry)):
         if changed:
             raise ConfigError(f"{key} only affects a sweep on Slurm; {remedy}, or drop it")
@@ -115,21 +115,21 @@ def _refuse_keys_of_slurm(shards: int, dry: bool, remedy: str) -> None:
 
 # ---------------------------------------------------------------------- sweep
 def sweep(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench sweep`: check the configuration of every job, then run all. Return the highest exit code."""
+    """Check the configuration of every job of a sweep, then run all. Return the highest exit code."""
     return run_sweep(overrides_of(given))
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
     """Run the jobs of a sweep, here one after another or on Slurm. Return the highest exit code."""
     from mmkv_bench.config.compose import launcher_of
-    from mmkv_bench.plan.validate import validated_jobs
+    from mmkv_bench.plan.validate import compose_checked_jobs
 
     if (secret := literal_secret(overrides)) is not None:
         raise ConfigError(
             f"{secret} is given in plain text, which the sweep's jobs and scripts would store; name an "
             f"environment variable instead: '{secret}=${{oc.env:NAME}}'"
         )
-    jobs = validated_jobs(overrides)
+    jobs = compose_checked_jobs(overrides)
     first_overrides, config = jobs[0]
     launcher = launcher_of(first_overrides)
     launcher_class = str(launcher["_target_"]).rpartition(".")[2]
@@ -151,13 +151,12 @@ def run_sweep(overrides: Sequence[str]) -> int:
 
 
 def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
-    """Run the jobs (overrides, configuration) in this process. Return the highest exit code. A failed job does not stop the
-    others."""
+    """Run all jobs (overrides, configuration) in this process, also after a failure. Return the highest exit code."""
     print(f"mmkv_bench: {len(jobs)} jobs", file=sys.stderr)
     failures: list[tuple[str, int, str]] = []
     for words, config in jobs:
         try:
-            exit_code, sentence = _carried_out(config), "see its messages above"
+            exit_code, sentence = _carry_out(config), "see its messages above"
         except Exception as error:  # noqa: BLE001 - the other jobs run; the exception is dropped, since it holds the model
             sentence_and_code = refusal(error)
             if sentence_and_code is None:
@@ -173,10 +172,7 @@ def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
 def _print_sweep(
     overrides: Sequence[str], jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any] | None
 ) -> int:
-    """Print the plan of each job and the total number of prefills, and for Slurm the jobs' scripts. Return the exit code.
-
-    No data set is opened.
-    """
+    """Print the plan of each job and the number of prefills, and for Slurm the scripts, without opening data. Return 0."""
     from mmkv_bench.cli.verbs.plan import print_plan
     from mmkv_bench.config.compose import compose, expand_sweep, forked
     from mmkv_bench.forecast.forecast import prefills
@@ -203,7 +199,7 @@ def _print_sweep(
 
 # ---------------------------------------------------------------------- launch, score
 def launch(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench launch`: generate answers in several processes, then score once. Return the exit code."""
+    """Generate answers in several processes, then score once. Return the exit code."""
     from mmkv_bench.run.launch import launch
 
     for text in given.overrides:
@@ -213,7 +209,7 @@ def launch(given: argparse.Namespace) -> int:
 
 
 def score(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench score`: score answers without a current score, and print the tables. Return the exit code."""
+    """Score answers without a current score, and print the tables. Return the exit code."""
     overrides = overrides_of(given)
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "stage" and text.partition("=")[2] != "score":
@@ -229,7 +225,7 @@ _REQUEUE_SIGNALS = (signal.SIGUSR2, signal.SIGUSR1)
 class SlurmJob:
     """A Slurm job that does one run; submitit calls it on its node.
 
-    A stop signal ends it between two samples and queues it again. It then continues at the first missing sample.
+    A stop signal ends the job between two samples and queues it again, to continue at the first missing sample.
 
     Attributes:
         overrides: the run's overrides of the configuration.
@@ -241,13 +237,12 @@ class SlurmJob:
 
     def __call__(self) -> None:
         """Run the configuration. A failure becomes the exit code of the job."""
-        exit_code = guarded(self.overrides, self._work)
+        exit_code = run_guarded(self.overrides, self._work)
         if exit_code:
             sys.exit(exit_code)
 
     def checkpoint(self) -> Any:
-        """Return the submission that submitit queues again after a stop: the same job, because stored rows show what is
-        missing."""
+        """Return the submission that submitit queues again after a stop: the same job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -256,7 +251,7 @@ class SlurmJob:
         from mmkv_bench.signals import Stopped
         from mmkv_bench.slurm.submission import ASK
 
-        requeue_handler = _bound()
+        requeue_handler = _bind_signals()
         try:
             if self.devices > 1:
                 from mmkv_bench.run.launch import launch_in_job
@@ -264,7 +259,7 @@ class SlurmJob:
                 return launch_in_job(overrides, self.devices)
             return run_once(overrides)
         except Stopped as stop:
-            is_wanted = _wanted() if stop.signal == signal.SIGTERM else True
+            is_wanted = _is_running() if stop.signal == signal.SIGTERM else True
             clause_by_wanted = {
                 True: ", to be queued again",
                 False: ", not queued again, since it was cancelled",
@@ -276,8 +271,8 @@ class SlurmJob:
             return ASK if is_wanted is None else 128 + stop.signal
 
 
-def _bound() -> Callable[[int, Any], NoReturn]:
-    """Make both user signals (USR1, USR2) queue the job again at any moment. Return the signal handler.
+def _bind_signals() -> Callable[[int, Any], NoReturn]:
+    """Make both user signals (USR1, USR2) queue the job again. Return the signal handler.
 
     submitit binds only one of these signals; the other would end the job.
     """
@@ -291,9 +286,9 @@ def _bound() -> Callable[[int, Any], NoReturn]:
 
 
 def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame: Any) -> NoReturn:
-    """Queue the job again by submitit's handler of the signal `number`, and end the process.
+    """Queue the job again by submitit's signal handler, and end the process.
 
-    If submitit cannot (in an image without scontrol), the exit code makes the job's script queue it again.
+    In an image without scontrol, the exit code makes the job's script queue it again.
     """
     from mmkv_bench.slurm.submission import REQUEUE
 
@@ -302,10 +297,10 @@ def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame
     sys.exit(REQUEUE)
 
 
-def _wanted() -> bool | None:
+def _is_running() -> bool | None:
     """Tell whether Slurm still lists this job as running; None if Slurm cannot be asked.
 
-    After a TERM signal, a running job was preempted and any other job was cancelled.
+    After TERM, a running job was preempted and any other job was cancelled.
     """
     from submitit.slurm.slurm import SlurmJobEnvironment
 

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench show`: print the rows of a store. Return the exit code.
-
-    With --remake the code is 1 if a remade answer differs from the stored one, and 2 if none could be remade.
-    """
+    """Print the rows of a store. Return 0; with --remake, 1 if a remade answer differs, and 2 if none could be remade."""
     from mmkv_bench.report.show import StoreCells, show_cell, show_sample, show_store
     from mmkv_bench.report.terminal import console
     from mmkv_bench.store.store import Store
@@ -51,9 +48,10 @@ def _remake(
 ) -> int:
     """Generate the stored answers to one sample again.
 
-    Print which visual tokens each cell (method at a budget) kept, and whether its answer is the same. Return the exit code.
+    Print which visual tokens each cell (method at a budget) kept, and which answers differ. Return the exit code of
+    `show`.
 
-    name: id of the sample. shown: dataset -> hashes of the cells that answered it.
+    name: id of the sample. shown: dataset -> hashes of the cells that answered the sample.
     """
     from mmkv_bench.diagnostics.remade_answers import remake
     from mmkv_bench.report.terminal import KeptMap, shares, show
@@ -65,9 +63,8 @@ def _remake(
     kept_maps = []
     for one in remade_answers:
         if one.kept is not None and one.prompt is not None:
-            comparison = (
-                "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
-            )
+            same_text = "answer and counts the same" if one.same else "NOT the same"
+            comparison = "digest the same" if one.proven else same_text
             kept_shares = shares(one.kept, one.prompt.tokens)
             kept_maps.append(
                 KeptMap(cells.title(one.row["cell"]), [comparison], kept_shares, one.prompt.visual, one.prompt.places)
@@ -84,8 +81,7 @@ def _remake(
 
 
 def report(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench report`: write the report's pages. Print its first page, its size and what it leaves out. Return
-    0."""
+    """Write the report's pages. Print its first page, its size and what it leaves out. Return 0."""
     from mmkv_bench.diagnostics.receipt import receipts_of
     from mmkv_bench.report.build import build_report
 
@@ -98,7 +94,7 @@ def report(given: argparse.Namespace) -> int:
 
 
 def plot(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench plot`: draw a figure of rows. Print the files' names and what the figure leaves out. Return 0."""
+    """Draw a figure of rows. Print the files' names and what the figure leaves out. Return 0."""
     from mmkv_bench.api.pictures import PlotRequest, draw
     from mmkv_bench.tables.figure import save
 
@@ -111,7 +107,7 @@ def plot(given: argparse.Namespace) -> int:
 
 
 def _stem(path: Path) -> Path:
-    """Return the path of a figure without `.png` or `.svg`; both files will be written. Other endings are refused."""
+    """Return a figure's path without `.png` or `.svg`. Other picture formats are refused."""
     if path.suffix.lower() in (".pdf", ".jpg", ".jpeg", ".eps"):
         raise ConfigError(
             f"--out {path}: pictures are made as PNG and SVG only; write --out {path.with_suffix('')}, which makes both"

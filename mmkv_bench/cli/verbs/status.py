@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 _HEADINGS = ("dataset", "cells", "samples", "answers", "complete", "failed", "scored")
 _WAIT_S = 10.0
-"""Seconds to wait for Slurm's controller, so that a silent controller delays nobody."""
+"""Seconds to wait for Slurm's controller."""
 JOB = "mmkv"
 """Prefix of the names of this package's jobs."""
 UNFINISHED = (
@@ -36,7 +36,7 @@ UNFINISHED = (
 
 
 def status(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench status`: print how many answers of each store are done, failed and missing. Return 0."""
+    """Print how many answers of each store are done, failed and missing. Return 0."""
     from mmkv_bench.store.store import Store
 
     if given.watch is not None and (given.json or not given.watch > 0):
@@ -57,8 +57,8 @@ def _print(stores: Sequence[Store], given: argparse.Namespace) -> int:
     from mmkv_bench.tables.status import failed_rows, status
 
     status_and_failures = [(status(store), failed_rows(store) if given.failed else []) for store in stores]
-    queued_jobs = jobs()
-    ended_jobs = {} if queued_jobs is None else ended()
+    queued_jobs = count_queued_jobs()
+    ended_jobs = {} if queued_jobs is None else count_ended_jobs()
     if given.json:
         slurm_jobs = {"jobs": queued_jobs, "jobs_ended": ended_jobs}
         print(json.dumps([_document(one, failed, given.failed) | slurm_jobs for one, failed in status_and_failures]))
@@ -80,9 +80,9 @@ def _counts(jobs: Mapping[str, int]) -> str:
 
 
 def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines of text about one store: its folder, its datasets, its failures by kind, and failed samples.
+    """Return lines about one store: folder, datasets, failures by kind, and failed samples.
 
-    failed: rows of failed samples to list, empty if they were not asked for.
+    failed: rows of failed samples to list.
     """
     rows = [
         (
@@ -104,10 +104,8 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     if not rows and passes_line:
         return [f"{status.root}: no answers", *passes_line]
-    stored_answers, planned_answers = (
-        sum(one.rows for one in status.datasets),
-        sum(one.planned for one in status.datasets),
-    )
+    stored_answers = sum(one.rows for one in status.datasets)
+    planned_answers = sum(one.planned for one in status.datasets)
     failures = [
         f"  {number} {status} on {dataset}: {reason or 'no reason given'}"
         for (dataset, status, reason), number in status.failures.items()
@@ -127,7 +125,7 @@ def _lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pace(status: Status) -> list[str]:
-    """Return a line with the writing processes, the rate, and the time left or the newest answer's age; no line without these."""
+    """Return a line with the writing processes, the rate, and the time left or the newest answer's age, if any."""
     clauses = []
     if status.writers:
         processes = f"{status.writers} process{'es' * (status.writers > 1)}"
@@ -168,8 +166,8 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
 
 
 # ---------------------------------------------------------------------- Slurm: the queue tells who may still add rows
-def jobs() -> Mapping[str, int] | str | None:
-    """Count this user's Slurm jobs of this package in the queue, by state (`RUNNING`, ...). Each task of an array counts.
+def count_queued_jobs() -> Mapping[str, int] | str | None:
+    """Count this user's queued jobs of this package, by state (`RUNNING`, ...). Each task of an array counts.
 
     Return a sentence if the queue cannot be asked, None if there is no Slurm.
     """
@@ -183,11 +181,11 @@ def jobs() -> Mapping[str, int] | str | None:
     if answer.returncode:
         lines = (answer.stderr or answer.stdout).strip().splitlines() or [f"exit code {answer.returncode}"]
         return f"Slurm's queue cannot be asked from this machine: {lines[-1].removeprefix('squeue: ')}"
-    return _counted(answer.stdout, " ")
+    return _count_by_state(answer.stdout, " ")
 
 
-def ended() -> Mapping[str, int]:
-    """Count this user's Slurm jobs of this package that ended unfinished (`UNFINISHED`) within a day, by state.
+def count_ended_jobs() -> Mapping[str, int]:
+    """Count this user's jobs of this package that ended unfinished (`UNFINISHED`) within a day, by state.
 
     Empty if the cluster keeps no accounting.
     """
@@ -195,14 +193,14 @@ def ended() -> Mapping[str, int]:
 
     sacct_flags = ["--allocations", f"--user={os.getuid()}", "--starttime=now-1days", "--noheader", "--parsable2"]
     answer = ask(["sacct", *sacct_flags, "--format=State,JobName"], _WAIT_S)
-    jobs_by_state = {} if answer is None or answer.returncode else _counted(answer.stdout, "|")
+    jobs_by_state = {} if answer is None or answer.returncode else _count_by_state(answer.stdout, "|")
     return {state: number for state, number in jobs_by_state.items() if state in UNFINISHED}
 
 
-def _counted(lines: str, between: str) -> Mapping[str, int]:
+def _count_by_state(lines: str, between: str) -> Mapping[str, int]:
     """Count this package's jobs by state in the output of a Slurm command.
 
-    lines: one job per line: its state, the separator `between`, its name. The state of "CANCELLED by 1000" is its first word.
+    lines: one job per line: state, the separator `between`, name. Only the first word of a state counts.
     """
     rows = (line.partition(between) for line in lines.splitlines())
     return Counter(state.split()[0] for state, _, name in rows if name.startswith(JOB))

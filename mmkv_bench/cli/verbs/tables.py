@@ -25,7 +25,7 @@ STAND_INS = "standins"
 
 
 def tables(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench tables`: print tables of scores, then tables of costs. Return 0."""
+    """Print tables of scores, then tables of costs. Return 0."""
     from mmkv_bench.tables.cost_rows import divided
     from mmkv_bench.tables.formats import write
     from mmkv_bench.tables.table import captioned, renamed
@@ -48,10 +48,7 @@ def tables(given: argparse.Namespace) -> int:
 
 
 def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
-    """Raise ConfigError for options without effect on the output, and for combinations that no format supports.
-
-    names: the requested metrics.
-    """
+    """Raise ConfigError for options without effect, and for combinations that no format supports."""
     from mmkv_bench.tables.score_text import GROUP, among
 
     score_options = [name for name in _OF_SCORES if getattr(given, name)]
@@ -87,7 +84,7 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
 
 
 def _fidelity_alone(given: argparse.Namespace, names: Sequence[str]) -> bool:
-    """Tell whether the requested output is just the table with all metrics of fidelity. names: the requested metrics."""
+    """Tell whether the output is just the table with all metrics of fidelity. names: the requested metrics."""
     return list(names) == ["fidelity"] and given.format != "csv"
 
 
@@ -134,21 +131,20 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost], filters: dict
 
 # ---------------------------------------------------------------------- papers
 def papers(given: argparse.Namespace) -> int:
-    """Carry out `mmkv-bench papers`: print the papers' tables filled from rows, or write them and print the files' names.
-    Return 0."""
+    """Print the papers' tables filled from rows, or write them and print the files' names. Return 0."""
     from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
     from mmkv_bench.papers.table import SUFFIXES, render
 
     if given.list:
         output = "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
     elif given.out is None:
-        output = render(_filled(given), given.format, notes=given.notes)
+        output = render(_fill_tables(given), given.format, notes=given.notes)
     else:
         from mmkv_bench.papers.figure import save_pictures
 
         output = ""
         given.out.mkdir(parents=True, exist_ok=True)
-        for table in _filled(given):
+        for table in _fill_tables(given):
             table_file = given.out / f"{table.layout.id}.{SUFFIXES[given.format]}"
             table_file.write_text(render([table], given.format, notes=given.notes), encoding="utf-8")
             output += "".join(f"{path}\n" for path in (table_file, *save_pictures(table, given.out)))
@@ -168,10 +164,10 @@ def _layouts(given: argparse.Namespace) -> list[TableLayout]:
     return [load(name) for name in dict.fromkeys(layout_ids)]
 
 
-def _filled(given: argparse.Namespace) -> list[FilledTable]:
+def _fill_tables(given: argparse.Namespace) -> list[FilledTable]:
     """Return the papers' tables that the command line names, filled from rows.
 
-    Tables of the embedded model (stand-ins) use rows below `results/tiny` unless --rows is given.
+    Without --rows, tables of the embedded model (stand-ins) use rows below `results/tiny`.
     """
     from mmkv_bench.config.files import conf_dir
     from mmkv_bench.papers.evidence import Evidence
