@@ -66,7 +66,7 @@ class StateCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """A requested budget, in entries per KV head or as a fraction. `1` is one entry, `1.0` everything; neither becomes the other.
+    """A requested budget: entries per KV head, or a fraction. `1` is one entry, `1.0` everything; neither becomes the other.
 
     in_bytes: the text of a budget that was requested in bytes; `entries` is then the number of entries that it allows.
     """

@@ -1,4 +1,4 @@
-"""The facts about a prompt and a method's other parts that allocators and decode policies receive."""
+"""The facts about a prompt that allocators and decode policies receive."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Context:
         length: T, tokens of the prompt.
         refed: number of last tokens that will be fed again and are not candidates.
         types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
-        summaries: layer -> what ``Allocator.summary`` returned. Scope "model": all layers; scope "layer": the layers so far, from
-            which an allocator can recompute what it carries from layer to layer.
+        summaries: layer -> what ``Allocator.summary`` returned. Scope "model": all layers; scope "layer": the layers so
+            far, from which an allocator can recompute what it carries from layer to layer.
         asked: the fraction of T that was requested as budget (C is its product with T, rounded down); None for a budget
             in entries.
     """
@@ -44,7 +44,7 @@ class Context:
 
 
 class Composed(Protocol):
-    """The parts of one method, None for missing parts; `compressor.Compressor` implements this protocol."""
+    """The parts of one method, None for missing parts, as in `compressor.Compressor`."""
 
     @property
     def scorer(self) -> object: ...

@@ -63,9 +63,7 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
 
 
 def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[LayerAccount]:
-    """Return the entry and byte counts of each row of a layer, as if the row were stored alone.
-
-    The layer has no decode policy. All rows are counted at once.
+    """Return the entry and byte counts of each row of a layer without a decode policy, as if the row were stored alone.
 
     Args:
         slack: number of free slots that a row would have if stored alone.

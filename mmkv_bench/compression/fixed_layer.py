@@ -4,8 +4,8 @@ While a prompt is prefilled and reduced the layer works like any `CompressedLaye
 tokens are written in place, the number of filled slots is a tensor, attention reads the storage in its full width, and
 the mask comes from lengths. No shape and no Python number changes from step to step, so nothing is traced twice.
 
-A CUDA graph is recorded with addresses, and recorded again if they differ. So a `Pool` keeps the storage after a prompt, and the
-next prompt of the same shape is decoded at the same addresses. Two caches that live at once have separate storage.
+A CUDA graph is recorded for certain addresses. So a `Pool` keeps the storage after a prompt, and the next prompt of the
+same shape is decoded at the same addresses. Two caches that live at once have separate storage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ from mmkv_bench.errors import UnsupportedError
 
 
 class FixedLayer(CompressedLayer):
-    """The entries of one layer for `B` sequences, in storage that does not grow any more once `fix` was called.
-
-    Attributes:
-        fixed: True once `fix` was called.
-    """
+    """The entries of one layer for `B` sequences, in storage that does not grow any more once `fix` was called."""
 
     is_compileable = True
 
@@ -41,7 +37,7 @@ class FixedLayer(CompressedLayer):
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer, not fixed yet, that shares the storage of `layer`. Changes of its lengths do not affect `layer`."""
+        """Return a layer, not fixed yet, that shares the storage of `layer` but counts its own tokens."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -82,8 +78,7 @@ class FixedLayer(CompressedLayer):
     def padding(self, pads: Sequence[int]) -> Tensor | None:
         """Count the padding slots at the left of each head, int64 `[B, Hkv]`; None if there are none.
 
-        Args:
-            pads: number of padding tokens of each prompt of the batch, which are stored if nothing was evicted.
+        pads: number of padding tokens of each prompt of the batch, which are stored if nothing was evicted.
         """
         batch, heads = self._key_storage.shape[:2]
         if (positions := self.positions) is not None:
@@ -95,7 +90,7 @@ class FixedLayer(CompressedLayer):
     def shape(self, padded: bool, rounded: bool) -> StorageShape:
         """Return the shape of the storage that `fix` needs.
 
-        padded: whether a layer of the cache has padding. rounded: round the number of slots up, see `fix`.
+        padded: whether a layer of the cache has padding. rounded: round the number of slots up (`bucket`).
         """
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
@@ -104,7 +99,7 @@ class FixedLayer(CompressedLayer):
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
     def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
-        """Move the entries into the tensors of `room`; from then on the storage does not grow.
+        """Move the entries into the tensors of `room`, which do not grow.
 
         padding: number of padding slots of each head (`padding()`); None if no layer of the cache has any.
         """
@@ -133,7 +128,7 @@ class FixedLayer(CompressedLayer):
         self.fixed = True
 
     def _mark(self) -> None:
-        """Mark for the compiler which tensors have stable addresses, and which dimensions may change."""
+        """Tell the compiler which tensors have stable addresses, and which dimensions may change."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
         optional_tensors = [tensor for tensor in (self._first, self._starts) if tensor is not None]
@@ -145,8 +140,8 @@ class FixedLayer(CompressedLayer):
         """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored ones, or the whole storage once fixed.
 
         Raises:
-            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there `get_mask_sizes`,
-                which runs before the step, or `index_copy_` raises an error.
+            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there
+                `get_mask_sizes`, which runs before the step, or `index_copy_` raises an error.
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -171,9 +166,10 @@ class FixedLayer(CompressedLayer):
         return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (capacity, 0) once the layer is fixed, as transformers asks before it makes a mask.
+        """Return (capacity, 0) once the layer is fixed. The layer then masks by lengths and ignores transformers' mask.
 
-        The mask that transformers makes is ignored, because the layer masks by lengths.
+        Raises:
+            UnsupportedError: as `update`.
         """
         if not self.fixed:
             return super().get_mask_sizes(query_length)
@@ -187,25 +183,18 @@ class FixedLayer(CompressedLayer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return what the attention kernel reads, see `CompressedLayer.attend`.
-
-        A fixed layer uses the mask of `shown` in place of the logical mask.
-        """
+        """Return what the attention kernel reads, see `CompressedLayer.attend`. A fixed layer uses its own mask."""
         if not self.fixed:
             return super().attend(query, key, value, mask)
         return key, value, self.shown(query.shape[2])
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
-        """True if attention reads the entries by a kernel that takes lengths in place of a mask.
-
-        With a mask, every free slot would be read, and kernels that split one query's keys among all processors could not be
-        used.
-        """
+        """True if attention reads the entries by a kernel that takes lengths, not a mask, and so reads no free slots."""
         return self.fixed and self._starts is not None
 
     def sequences(self) -> Sequences:
-        """Return the storage in the form that the kernel of `varlen_layer.attend` reads, new tokens included."""
+        """Return the storage, new tokens included, in the form that `varlen_layer.attend` reads."""
         rows, heads, slots, _ = self._key_storage.shape
         used_slots = self._length.int().expand(rows * heads)
         if self._first is not None:
@@ -215,7 +204,7 @@ class FixedLayer(CompressedLayer):
         return Sequences(keys, values, self._starts, used_slots.contiguous(), slots, (rows, heads))
 
     def shown(self, new: int) -> Tensor:
-        """Return which slots the `new` newest tokens may see, as a mask: bool `[B|1, Hkv|1, new, capacity]`, True = visible."""
+        """Return the mask of the slots that the `new` newest tokens see: bool `[B|1, Hkv|1, new, capacity]`, True = visible."""
         slots = torch.arange(self.capacity, device=self.device)
         newest = self._length - new + torch.arange(new, device=self.device)
         visible = (slots <= newest[:, None])[None, None]
@@ -237,8 +226,6 @@ class FixedLayer(CompressedLayer):
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
     """Move a cache to storage of fixed size, so that `torch.compile` traces its decode step once; return the cache.
 
-    All layers get the same kind of mask.
-
     Args:
         pool: lends the storage.
         pads: left padding of each row.
@@ -259,8 +246,11 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
     """Move a cache to storage of fixed size, lent by `pool`, and return it as a new cache.
 
-    The old storage is released layer by layer. `cache` becomes a view of the new cache, and must not be used while the new cache
-    is fed. rounded: see `fix`.
+    The old storage is released layer by layer. `cache` becomes a view of the new cache, and must not be used while the new
+    cache is fed. rounded: see `fix`.
+
+    Raises:
+        UnsupportedError: the cache has layers that are not compressed.
     """
     if cache.states:
         raise UnsupportedError(
@@ -296,8 +286,7 @@ class StorageShape:
 
 
 class LayerBuffers:
-    """The tensors that a fixed layer uses (see `FixedLayer`): keys and values `[B, Hkv, slots, D]`, the counts of
-    filled slots and of tokens seen, each head's first slot that is not padding, and each head's start."""
+    """The tensors that a fixed layer uses (see `FixedLayer`), with keys and values `[B, Hkv, slots, D]`."""
 
     def __init__(self, shape: StorageShape):
         self.keys, self.values = (
@@ -334,7 +323,7 @@ class _Set:
 
 
 class Pool:
-    """A pool of storages of one model: a set of buffers, one per layer, is lent to a cache and reused by later prompts."""
+    """The storages of one model. A set of buffers, one per layer, is lent to a cache and later reused."""
 
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the most recently used is last
@@ -342,31 +331,30 @@ class Pool:
     def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
         """Lend a set of storages of these shapes until `user` is garbage-collected. A new set is made if none is free."""
         requested_shapes = tuple(shapes)
-        buffer_set = self._free(requested_shapes)
+        buffer_set = self._find_free_set(requested_shapes)
         if buffer_set is None and any(one.shapes == requested_shapes for one in self._sets):
             gc.collect()  # reference cycles of the tracer keep a traced cache alive
-            buffer_set = self._free(requested_shapes)
+            buffer_set = self._find_free_set(requested_shapes)
         if buffer_set is None:
-            buffer_set = _Set(requested_shapes, self._made(requested_shapes))
+            buffer_set = _Set(requested_shapes, self._new_buffers(requested_shapes))
         else:
             self._sets.remove(buffer_set)
         self._sets.append(buffer_set)
         buffer_set.user = weakref.ref(user)
-        self._leave(int(SHARE * devices.at(requested_shapes[0].device).total_bytes()))
+        self._drop_free_sets(int(SHARE * devices.at(requested_shapes[0].device).total_bytes()))
         return buffer_set.rooms
 
-    def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
-        """Return the most recently used free set of storages with these shapes; None if there is none."""
+    def _find_free_set(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
-    def _made(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
+    def _new_buffers(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
         try:
             return [LayerBuffers(shape) for shape in shapes]
         except torch.OutOfMemoryError:
             self.clear()
             return [LayerBuffers(shape) for shape in shapes]
 
-    def _leave(self, limit: int) -> None:
+    def _drop_free_sets(self, limit: int) -> None:
         """Drop free sets, the least recently used first, until the remaining free sets have at most `limit` bytes."""
         for one in [one for one in self._sets if one.free]:
             if sum(other.nbytes for other in self._sets if other.free) <= limit:
@@ -374,7 +362,6 @@ class Pool:
             self._sets.remove(one)
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors of all sets of storages, lent or free."""
         return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
 """Replay: feed the context of a prefilled prompt a second time, after the prompt and against its full cache, then drop it.
 
-The cache is not written to: each layer reads the stored entries and, during one forward, those of the fed tokens.
-Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. Fed tokens,
-also those of pictures, get the positions of an answer: text positions on all axes.
+The cache is not written to: each layer reads the stored entries and, during one forward, the fed tokens' entries.
+Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. All fed tokens,
+pictures included, get the positions of an answer: text positions on all axes.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Replay:
         text: the text model, with a session attached.
         words: token ids that surround the context.
         prompt: the prefilled prompt, with its full cache.
-        rule: its protocol.
-        lengths: its lengths under this protocol.
+        rule: the prompt's protocol.
+        lengths: the prompt's lengths under this protocol.
 
     Attributes:
-        end: number of tokens from the prompt's start to the context's end: the candidates, less the tokens that the template puts
-            after a question.
+        end: number of tokens from the prompt's start to the context's end: the candidates, less the tokens that the
+            template puts after a question.
 
     Raises:
         UnsupportedError: several prompts at once.
@@ -87,7 +87,7 @@ class Replay:
     def feed(self, chunk: int, read: Read) -> None:
         """Feed the context to the model again, `chunk` tokens at a time.
 
-        Fed before each chunk: an instruction to repeat it, then the tokens with which the template ends a user's turn.
+        Before each chunk come an instruction, the last tokens before the chunk, and the end of the user's turn.
         read: function that is called for every layer and chunk with queries and keys.
         """
         start, received = self.words.prefix, self.prompt.received
@@ -124,7 +124,7 @@ class Replay:
         return None if positions is None else positions[..., : self.end]
 
     def _added(self, again: list[slice], widths: list[int]) -> dict[str, Any]:
-        """Return arguments with the features that the text model adds to visual tokens in its first layers (Qwen3-VL).
+        """Return the features that the text model adds to visual tokens in its first layers (Qwen3-VL), as arguments.
 
         again: slices of the prompt that are fed again. widths: number of tokens of each fed piece.
         """
@@ -148,7 +148,7 @@ class _Beside(CompressedLayer):
 
     Args:
         source: the layer that has all entries of the prompt.
-        length: number of its entries to read.
+        length: number of entries of `source` to read.
         read: function that is called with queries, keys and the scaling factor.
     """
 

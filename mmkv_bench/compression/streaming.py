@@ -23,12 +23,11 @@ _SEARCHED = 4096  # largest budget tried in the search for one that holds a meth
 class StreamLayer(CompressedLayer):
     """A compressed layer of a prompt that is read chunk by chunk (a stream). All heads have the same number of entries.
 
-    Masks cover stored slots, not all tokens read: every stored slot is older than the current chunk. So a mask's size grows with
-    the largest number of stored entries (the cap) and with the chunk, not with the stream's length.
+    Masks cover stored slots, not all tokens read, because every stored slot is older than the current chunk. So a mask's
+    size does not grow with the stream's length.
     """
 
     def copied(self) -> Self:
-        """Return an independent copy of the layer."""
         layer_copy = copy.copy(self)
         layer_copy._key_storage, layer_copy._value_storage = self._key_storage.clone(), self._value_storage.clone()
         if self._position_storage is not None:
@@ -45,12 +44,13 @@ class StreamLayer(CompressedLayer):
 class StreamListener:
     """A listener that keeps at most `cap` entries in every KV head of every layer.
 
-    Scores are computed over the stored entries, which are the entries that stayed so far and the newest chunk's.
-    Statistics of queries continue from chunk to chunk.
+    Scores are computed over the stored entries: those that stayed so far, and the newest chunk's. Statistics of queries
+    continue from chunk to chunk.
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
-        asked: number of chat-template tokens that are fed after every chunk for their queries, and dropped in the same layer.
+        asked: number of chat-template tokens that are fed after every chunk for their queries; each layer drops their
+            entries at once.
         compaction: moves the entries that stay; None: they keep their positions.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
         rounds: number of chunks after which entries were evicted.
@@ -163,7 +163,7 @@ def check_turns(compressor: Compressor) -> None:
 
 
 def _unfit(compressor: Compressor) -> str | None:
-    """Return the reason why a method cannot run on a stream, as the end of a sentence; None if it can."""
+    """Return why a method cannot run on a stream, as the end of a sentence; None if it can."""
     decoding, needs = compressor.decoding, compressor.needs
     if compressor.resamples:  # the smaller prompt fits into the cap
         return None
@@ -188,5 +188,5 @@ def _unfit(compressor: Compressor) -> str | None:
 
 
 def _reduced(compressor: Compressor, cap: int) -> bool:
-    """Tell whether a cap is too small for the tokens that the method protects, or for its observation window."""
+    """Tell whether a cap is too small for the method's protected tokens or observation window."""
     return bool({"window_reduced", "protected_reduced"} & {*compressor.fallbacks(cap, _SEARCHED + 1)})
