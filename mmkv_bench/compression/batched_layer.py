@@ -100,7 +100,9 @@ def join(caches: Sequence[CompressedCache], reserve: int, stepwise: bool = False
     layers: list[Any] = []
     while caches[0].layers:
         rows = [cache.layers.pop(0) for cache in caches]
-        layers.append(_joined(rows, reserve, stepwise) if isinstance(rows[0], CompressedLayer) else states.beside(rows))
+        layers.append(
+            _joined(rows, reserve, stepwise) if isinstance(rows[0], CompressedLayer) else states.concatenate(rows)
+        )
     return CompressedCache.of(layers)
 
 

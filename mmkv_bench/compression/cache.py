@@ -418,7 +418,7 @@ class CompressedCache(Cache):
         """
         remaining_layers = iter(compressed)
         layers = [
-            states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0))
+            states.map_tensors(others[i], lambda one: one.repeat_interleave(rows, 0))
             if i in others
             else next(remaining_layers)
             for i in range(len(self.layers))
@@ -440,14 +440,14 @@ class CompressedCache(Cache):
         """The layers that are not compressed, by index."""
         return {i: layer for i, layer in enumerate(self.layers) if not isinstance(layer, CompressedLayer)}
 
-    def copied_states(self) -> dict[int, Any]:
+    def copy_states(self) -> dict[int, Any]:
         """Return copies of the layers that are not compressed."""
-        return {i: states.mapped(layer, torch.clone) for i, layer in self.states.items()}
+        return {i: states.map_tensors(layer, torch.clone) for i, layer in self.states.items()}
 
     def put_states(self, others: Mapping[int, Any]) -> None:
         """Replace the layers that are not compressed by copies of `others` (index -> layer)."""
         for i, layer in others.items():
-            self.layers[i] = states.mapped(layer, torch.clone)
+            self.layers[i] = states.map_tensors(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens that a layer has seen.
@@ -464,11 +464,11 @@ class CompressedCache(Cache):
             if isinstance(layer, CompressedLayer):
                 layer.batch_select_indices(indices)
             else:
-                self.layers[i] = states.mapped(layer, lambda one: one.index_select(0, indices.to(one.device)))
+                self.layers[i] = states.map_tensors(layer, lambda one: one.index_select(0, indices.to(one.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         for i, layer in enumerate(self.layers):
             if isinstance(layer, CompressedLayer):
                 layer.batch_repeat_interleave(repeats)
             else:
-                self.layers[i] = states.mapped(layer, lambda one: one.repeat_interleave(repeats, 0))
+                self.layers[i] = states.map_tensors(layer, lambda one: one.repeat_interleave(repeats, 0))

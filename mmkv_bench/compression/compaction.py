@@ -57,7 +57,7 @@ class Compaction:
         self._moved[layer] = torch.stack([_consecutive(kept[:, head], newest) for head in range(len(index))], 1)
         return self._moved[layer] - kept
 
-    def rotated(self, keys: Tensor, moves: Tensor) -> Tensor:
+    def rotate_keys(self, keys: Tensor, moves: Tensor) -> Tensor:
         """Return keys `[Hkv, m, D]` rotated by `moves` `[axes, Hkv, m]`. Keys that do not move are returned bit for bit."""
         cos, sin = (part.float().view(*keys.shape[:2], -1) for part in self.rope(moves.flatten(1)))
         scale = (cos * cos + sin * sin).rsqrt()  # of scaled rotations (YaRN): the key has its scale already

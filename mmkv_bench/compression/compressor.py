@@ -293,7 +293,7 @@ class Compressor:
             n_layers: number of layers of the model.
             refed: number of last tokens that will be fed again (1 under `strict`). They are no candidates, and their entries
                 are reserved: C - 1 entries per head are chosen from T - 1.
-            order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`;
+            order: `selector.order` of the candidates, the layers' heads stack_scores: int64 `[len(scores) * Hkv, T - refed]`;
                 None: sort here.
             summaries: layer -> result of the allocator's `summary` (see `Context`).
             length: T, the number of tokens that the budget applies to; None: as many as were scored.
@@ -310,7 +310,7 @@ class Compressor:
         candidates = context.candidates
         granted = budget - refed
         # Selectors treat every head by itself, so the heads of all layers go through in one call.
-        rows = stacked(scores)
+        rows = stack_scores(scores)
         finite = torch.isfinite(rows).all(-1)
         if not bool(finite.all()):
             layer = layers[int((~finite).int().argmax()) // scores[0].shape[0]]
@@ -348,7 +348,7 @@ class Compressor:
         return allocator.allowance(granted, candidates, layers, n_layers)
 
 
-def stacked(scores: Sequence[Tensor]) -> Tensor:
+def stack_scores(scores: Sequence[Tensor]) -> Tensor:
     """Stack the scores of several layers, `[Hkv, n]` each, on the first one's device: `[layers * Hkv, n]`."""
     return torch.cat([score.to(scores[0].device) for score in scores])
 

@@ -75,7 +75,7 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
     if layer.stored + slack > layer.capacity:
         raise ValueError(f"the layer has {layer.capacity - layer.stored} free slots, fewer than slack={slack}")
     if isinstance(layer, VarlenLayer) and layer.folded:
-        return [account(layer.alone(row, slack), coming) for row, coming in enumerate(fed)]
+        return [account(layer.single_row(row, slack), coming) for row, coming in enumerate(fed)]
     counted = layer.entries()
     widths, heads, slot = counted.amax(-1).tolist(), counted.shape[1], layer.slot_nbytes
     position_bytes = 0 if layer.positions is None else layer.positions.element_size()

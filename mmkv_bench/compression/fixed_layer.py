@@ -31,7 +31,7 @@ class FixedLayer(CompressedLayer):
     is_compileable = True
 
     _length: Tensor  # int64 [], filled slots; before `fix`, `_stored` counts them
-    _shown: Tensor  # int64 [], tokens seen
+    _tokens_seen: Tensor  # int64 [], tokens seen
     _first: Tensor | None  # int64 [B, Hkv, 1, 1], the first slot that is not padding; None: no padding
     _starts: Tensor | None  # int32 [B Hkv + 1], where each head's entries begin; None: a mask is used
 
@@ -65,12 +65,12 @@ class FixedLayer(CompressedLayer):
 
     @property
     def seen(self) -> int:
-        return int(self._shown) if self.fixed else self._seen
+        return int(self._tokens_seen) if self.fixed else self._seen
 
     @seen.setter
     def seen(self, value: int) -> None:
         if self.fixed:
-            self._shown.fill_(value)
+            self._tokens_seen.fill_(value)
         else:
             self._seen = value
 
@@ -114,7 +114,11 @@ class FixedLayer(CompressedLayer):
             storage[:, :, :stored] = old[:, :, :stored]
             storage[:, :, stored:] = 0  # these slots are masked, but 0 times stale memory may be NaN
         self._key_storage, self._value_storage = room.keys, room.values
-        self._length, self._shown, self._first = room.length.fill_(stored), room.shown.fill_(seen), room.first
+        self._length, self._tokens_seen, self._first = (
+            room.length.fill_(stored),
+            room.tokens_seen.fill_(seen),
+            room.first,
+        )
         if self._first is not None:
             assert padding is not None, "a room with padding is one of a layer that has some"
             self._first.copy_(padding[:, :, None, None])
@@ -132,7 +136,7 @@ class FixedLayer(CompressedLayer):
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
         optional_tensors = [tensor for tensor in (self._first, self._starts) if tensor is not None]
-        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *optional_tensors):
+        for tensor in (self._key_storage, self._value_storage, self._length, self._tokens_seen, *optional_tensors):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
     # ------------------------------------------------------------------ what the model and the mask builders see
@@ -152,7 +156,7 @@ class FixedLayer(CompressedLayer):
         self._key_storage.index_copy_(2, slots, key_states)
         self._value_storage.index_copy_(2, slots, value_states)
         self._length.add_(new_tokens)
-        self._shown.add_(new_tokens)
+        self._tokens_seen.add_(new_tokens)
         return self._key_storage, self._value_storage
 
     def _check_room(self, new: int) -> None:
@@ -163,7 +167,7 @@ class FixedLayer(CompressedLayer):
             )
 
     def get_seq_length(self) -> int:
-        return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
+        return self._tokens_seen if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return (capacity, 0) once the layer is fixed. The layer then masks by lengths and ignores transformers' mask.
@@ -186,7 +190,7 @@ class FixedLayer(CompressedLayer):
         """Return what the attention kernel reads, see `CompressedLayer.attend`. A fixed layer uses its own mask."""
         if not self.fixed:
             return super().attend(query, key, value, mask)
-        return key, value, self.shown(query.shape[2])
+        return key, value, self.visible_slots(query.shape[2])
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
@@ -203,7 +207,7 @@ class FixedLayer(CompressedLayer):
         assert self._starts is not None, "the caller checks `back_to_back`"
         return Sequences(keys, values, self._starts, used_slots.contiguous(), slots, (rows, heads))
 
-    def shown(self, new: int) -> Tensor:
+    def visible_slots(self, new: int) -> Tensor:
         """Return the mask of the slots that the `new` newest tokens see: bool `[B|1, Hkv|1, new, capacity]`, True = visible."""
         slots = torch.arange(self.capacity, device=self.device)
         newest = self._length - new + torch.arange(new, device=self.device)
@@ -211,7 +215,7 @@ class FixedLayer(CompressedLayer):
         return visible if self._first is None else visible & (slots >= self._first)
 
     def buffers(self) -> list[Tensor]:
-        optional_tensors = [self._length, self._shown, self._first, self._starts] if self.fixed else []
+        optional_tensors = [self._length, self._tokens_seen, self._first, self._starts] if self.fixed else []
         return super().buffers() + [tensor for tensor in optional_tensors if tensor is not None]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -294,7 +298,7 @@ class LayerBuffers:
             for width in shape.widths
         )
         self.length = torch.tensor(0, device=shape.device)
-        self.shown = torch.tensor(0, device=shape.device)
+        self.tokens_seen = torch.tensor(0, device=shape.device)
         self.first: Tensor | None = None
         self.starts: Tensor | None = None
         if shape.by_lengths:
@@ -304,7 +308,7 @@ class LayerBuffers:
 
     def tensors(self) -> list[Tensor]:
         optional_tensors = [tensor for tensor in (self.first, self.starts) if tensor is not None]
-        return [self.keys, self.values, self.length, self.shown, *optional_tensors]
+        return [self.keys, self.values, self.length, self.tokens_seen, *optional_tensors]
 
 
 @dataclass

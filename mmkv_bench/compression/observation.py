@@ -107,7 +107,7 @@ class Observation:
         sinks: float32 ``[Hq]``, learned scores that take a share of each softmax and go to no key; None: there are none.
 
     Attributes:
-        frames: see ``so_far``; None outside of a stream.
+        frames: see ``stream_view``; None outside of a stream.
         reach: int64 ``[T]`` on the CPU, the last token that each token attends to; None: every token attends up to itself.
     """
 
@@ -141,7 +141,7 @@ class Observation:
         self._pieces: dict[str, list[Tensor]] = {}
         self._memo: dict[Hashable, Any] = {}
         self._reader: tuple[Hashable, ...] = ()
-        self._shown = self._rounds = 0  # tokens, and evictions, of a stream
+        self._observed_tokens = self._rounds = 0  # tokens, and evictions, of a stream
         self._places: Tensor | None = None
         self.frames: Frames | None = None
         self.reach: Tensor | None = None
@@ -175,7 +175,7 @@ class Observation:
             later_reach = torch.arange(self._seen, total) if chunk.reach is None else chunk.reach
             self.reach = torch.cat([earlier_reach, later_reach])
         if self._queries is not None:
-            skip = max(0, QUERY_MOMENTS_SKIP - self._shown)
+            skip = max(0, QUERY_MOMENTS_SKIP - self._observed_tokens)
             self._queries.add(chunk.query[:, skip:], (chunk.cos[skip:], chunk.sin[skip:]))
         if self._hidden is not None:
             self._hidden.add(chunk.hidden)
@@ -196,28 +196,28 @@ class Observation:
             self._tail = tail.clone()  # a view would keep the chunk's whole query tensor alive
         self._key, self._value, self._dtype = chunk.key, chunk.value, chunk.hidden.dtype
         self._query_heads, self._hidden_size, self._seen = chunk.query.shape[0], chunk.hidden.shape[-1], total
-        self._shown += rows
+        self._observed_tokens += rows
 
-    def go_on(self, held: int, rounds: int) -> None:
+    def start_after_entries(self, held: int, rounds: int) -> None:
         """Start after entries that are already stored. Statistics then cover only the tokens that follow.
 
         Args:
             held: number of stored slots.
             rounds: number of earlier evictions, which seeds random streams.
         """
-        self._seen = self._shown = held
+        self._seen = self._observed_tokens = held
         self._rounds = rounds
 
-    def begin_behind(self, context: Observation) -> None:
+    def copy_statistics(self, context: Observation) -> None:
         """Start with a copy of the statistics of `context`, the observation of the beginning of this prompt."""
-        for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
+        for name in ("_seen", "_observed_tokens", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
             setattr(self, name, getattr(context, name))
         self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
         self._columns, self._pieces = context._columns, {name: [*one] for name, one in context._pieces.items()}
 
     # ---- between the chunks of a stream
 
-    def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
+    def stream_view(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
         """Return a view for a stream's scorers: its prompt has only the stored entries and ends with the newest token.
 
         Args:

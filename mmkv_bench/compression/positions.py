@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
+def positions_after(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
     """Return position ids `[..., rows, count]` of text tokens that begin `offset` positions after `last` `[..., 1|rows, 1]`."""
     positions = last + torch.arange(offset, offset + count, device=last.device)
     return positions.expand(*positions.shape[:-2], rows, count)

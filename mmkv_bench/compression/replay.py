@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.observation import PromptBatch
-from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.compression.positions import positions_after, last_positions
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
@@ -114,7 +114,7 @@ class Replay:
             ]
             self.text(
                 inputs_embeds=fed,
-                position_ids=following(last_position, 1, fed.shape[1], 1),
+                position_ids=positions_after(last_position, 1, fed.shape[1], 1),
                 past_key_values=CompressedCache.of(layers),
                 use_cache=True,
                 **self._added(fed_slices, [part.shape[1] for part in embedded_parts]),

@@ -49,7 +49,7 @@ class MaskedLayer(CompressedLayer):
 
 
 @torch.no_grad()
-def prefilled_again(
+def prefill_kept_entries(
     session: Session, inputs: Mapping[str, Tensor], kept: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return keys and values of the kept tokens from a second prefill, in which tokens see only kept entries and themselves.

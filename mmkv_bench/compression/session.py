@@ -189,7 +189,7 @@ class Session:
         """Set listener, token types and identity of the next prompt."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
-    def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
+    def observe_turn(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
         """Observe the next tokens of one sequence, fed after its stored entries, until `total` tokens have been seen.
 
         turn: index of the conversation's turn.
@@ -198,7 +198,7 @@ class Session:
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
 
-    def go_behind(
+    def observe_rest(
         self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
     ) -> None:
         """Observe the rest of a prompt whose beginning, the context, was observed before and is still in the cache.
@@ -374,9 +374,9 @@ class Session:
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
             if prompt.context is not None:
-                prompt.observations[index][0].begin_behind(prompt.context.observations[index][0])
+                prompt.observations[index][0].copy_statistics(prompt.context.observations[index][0])
             if prompt.turn:
-                prompt.observations[index][0].go_on(layer.stored - query.shape[2], prompt.turn)
+                prompt.observations[index][0].start_after_entries(layer.stored - query.shape[2], prompt.turn)
         start = layer.seen - query.shape[2]
         for row, (pad, observation) in enumerate(zip(prompt.pads, prompt.observations[index], strict=True)):
             skip = min(max(pad - start, 0), query.shape[2])  # padding inside this chunk
@@ -466,7 +466,7 @@ class Session:
         return self._full_width_rope(cos[0], sin[0])
 
     @property
-    def filled(self) -> CompressedCache:
+    def latest_cache(self) -> CompressedCache:
         """The cache of the latest prompt."""
         assert self.cache is not None, "the prefill makes it"
         return self.cache

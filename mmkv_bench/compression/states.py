@@ -64,7 +64,7 @@ def state_layer(config: Any, index: int) -> Any:
     return DYNAMIC_LAYER_TYPE_MAPPING[kinds[index]](**arguments[index])
 
 
-def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy of a layer that is not compressed, with `change` applied to each of its tensors."""
     changed_layer = copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
@@ -88,10 +88,10 @@ def tensors(layer: Any) -> list[Tensor]:
     return [layer.keys, layer.values] if layer.is_initialized and layer.keys is not None else []
 
 
-def beside(layers: Sequence[Any]) -> Any:
+def concatenate(layers: Sequence[Any]) -> Any:
     """Join layers that have been shown the same number of tokens into one layer with all their rows."""
     tensor_groups = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
-    return mapped(layers[0], lambda _: torch.cat(next(tensor_groups)))
+    return map_tensors(layers[0], lambda _: torch.cat(next(tensor_groups)))
 
 
 def nbytes(layers: Sequence[Any]) -> int:

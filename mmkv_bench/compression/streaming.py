@@ -27,7 +27,7 @@ class StreamLayer(CompressedLayer):
     size does not grow with the stream's length.
     """
 
-    def copied(self) -> Self:
+    def clone(self) -> Self:
         layer_copy = copy.copy(self)
         layer_copy._key_storage, layer_copy._value_storage = self._key_storage.clone(), self._value_storage.clone()
         if self._position_storage is not None:
@@ -88,7 +88,7 @@ class StreamListener:
             index = torch.arange(stored, device=target.device).expand(target.keys.shape[1], -1)
             target.forget(self.asked)
         else:
-            seen = observation.so_far(target.slot_positions()[0], self.frames, self.asked)
+            seen = observation.stream_view(target.slot_positions()[0], self.frames, self.asked)
             with self.phases("compress"):
                 score = compressor.score(seen, cap, self.seed)[:, :stored]
                 self.fallbacks |= dict.fromkeys(compressor.observed_fallbacks(seen, cap, self.seed))
@@ -97,7 +97,7 @@ class StreamListener:
                 target.retain(index[None], self._reduce, self.room, self.asked)
                 if self.compaction is not None:
                     rotations = self.compaction.moves(layer, tokens, index)
-                    target.replace(self.compaction.rotated(target.keys[0], rotations)[None], target.values)
+                    target.replace(self.compaction.rotate_keys(target.keys[0], rotations)[None], target.values)
             self.rounds += layer == 0
             self.evicted += (stored - target.stored) * index.shape[0]
         observation.retain(index)

@@ -237,7 +237,7 @@ class VarlenLayer(CompressedLayer):
             return super().read_nbytes(fed)
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
-    def alone(self, row: int, slack: int) -> CompressedLayer:
+    def single_row(self, row: int, slack: int) -> CompressedLayer:
         """Return a layer of the size that one row of a folded layer would have if stored alone, with `slack` free slots per head.
 
         The returned layer is only for counting bytes: its slots do not contain the row's entries in order.

@@ -80,7 +80,7 @@ def read(
 
 def copied(cache: CompressedCache) -> CompressedCache:
     """Return an independent copy of a stream's cache."""
-    return CompressedCache.of([layer.copied() for layer in cache.layers if isinstance(layer, StreamLayer)])
+    return CompressedCache.of([layer.clone() for layer in cache.layers if isinstance(layer, StreamLayer)])
 
 
 @dataclass(frozen=True)
