@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.observation import PromptBatch
-from mmkv_bench.compression.positions import positions_after, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 

@@ -67,7 +67,7 @@ class VarlenLayer(CompressedLayer):
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """Build a layer for several sequences, see `CompressedLayer.from_rows`; folded if heads or rows differ in length."""
+        """Build a layer for several sequences, see `CompressedLayer.from_rows`. Fold it if heads or rows differ in length."""
         layer = super().from_rows(rows, seen, reserve)
         layer._fold()
         return layer
@@ -240,7 +240,7 @@ class VarlenLayer(CompressedLayer):
     def single_row(self, row: int, slack: int) -> CompressedLayer:
         """Return a layer of the size that one row of a folded layer would have if stored alone, with `slack` free slots per head.
 
-        The returned layer is only for counting bytes: its slots do not contain the row's entries in order.
+        Only for counting bytes: the slots do not contain the row's entries in order.
         """
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)

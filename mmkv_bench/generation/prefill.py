@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import stack_scores
 from mmkv_bench.compression.observation import Needs, Observation, PromptBatch
-from mmkv_bench.compression.positions import positions_after, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.compression.session import Session

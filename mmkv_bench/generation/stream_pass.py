@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
-from mmkv_bench.compression.positions import positions_after, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener, check_streams
 from mmkv_bench.families.facts import model_facts

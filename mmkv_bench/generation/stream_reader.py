@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.observation import Frames
-from mmkv_bench.compression.positions import positions_after, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.families.registry import check_chunks
