@@ -104,7 +104,7 @@ class VarlenLayer(CompressedLayer):
         self.folded, self.ragged = False, True
 
     def _padded(self, flat: Tensor) -> Tensor:
-        """Return a folded storage as `[B, Hkv, stored + free slack, ...]`, padded on the left with 0, or with -1 for positions."""
+        """Return a folded storage as `[B, Hkv, stored + free slack, ...]`, padded on the left with 0 (positions: with -1)."""
         free_slots = self._slack - self._appended
         padded = flat.new_full(
             (len(self._lengths), self.stored + free_slots, *flat.shape[1:]), -1 if flat.ndim == 1 else 0

@@ -90,18 +90,18 @@ def hidden(check: Check, broken: Collection[Check]) -> bool:
 
 
 def tried(check: Check, made: Compressor, path: str) -> Finding | None:
-    """Run one check of a method; return the cause if the promise is broken, None if it is kept.
+    """Run one check of the method `made`; return the cause if the promise is broken, None if it is kept.
 
-    made: the compressor built from the user's file. path: the file.
+    path: the user's file that defines the method.
     """
     try:
         fault = check(made)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
-        return _raised(error, made, path)
-    return None if fault is None else _broken(check, fault, made, path)
+        return _finding_of_exception(error, made, path)
+    return None if fault is None else _finding_of_fault(check, fault, made, path)
 
 
-def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
+def _finding_of_fault(check: Check, fault: str, made: Compressor, path: str) -> Finding:
     if check not in _FIXES:
         return Finding(path, fault)
     part_name, method, fix = _FIXES[check]
@@ -113,11 +113,10 @@ def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
     return Finding(f"{path}:{line}" if line else path, fault, fix)
 
 
-def _raised(error: Exception, made: Compressor, path: str) -> Finding:
+def _finding_of_exception(error: Exception, made: Compressor, path: str) -> Finding:
     """Return the finding for an exception that a check raised.
 
-    The finding's place is the last line of the user's file in the traceback. If the result of a method of the file was refused,
-    it is the line of this method.
+    Its place is the last line of the user's file in the traceback, or the method of the file whose result was refused.
     """
     text = first_line(error).partition(" (Needs(")[0]
     line = own_line(error, str(Path(path).expanduser().resolve()))
@@ -144,7 +143,7 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
     """Return the instruction to declare a need (a field of `Needs`) that a scorer or allocator reads undeclared.
 
-    If a parameter that the code uses there has the needed number or more as its value, the instruction names this parameter.
+    The instruction names a parameter of the code if its value is large enough.
 
     Args:
         need: the field of `Needs`.

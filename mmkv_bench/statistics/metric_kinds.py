@@ -1,9 +1,8 @@
-"""Properties of metrics, by their names: how samples are aggregated, whether smaller is better, and on which scale lmms-eval
-prints its aggregate.
+"""Properties of metrics, by name: how samples are aggregated, the better direction, and the scale of lmms-eval's aggregate.
 
-A dataset's score is usually the mean of the samples' scores, which are from 0 to 1 wherever the metric allows it. If it is not
-a mean (corpus BLEU), each sample has several numbers (column `parts` of `samples`), and the score is a function of their
-sums: over the whole dataset for the score, over drawn clusters for its interval.
+A dataset's score is usually the mean of the samples' scores, which are from 0 to 1 wherever the metric allows it. If it is
+not a mean (corpus BLEU), each sample has several numbers (column `parts` of `samples`), and the score is a function of
+their sums: over the whole dataset for the score, over drawn clusters for its interval.
 """
 
 from __future__ import annotations
@@ -88,19 +87,16 @@ def upstream(metric: str) -> Upstream:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return True if smaller values of the metric are better."""
     return metric in LOWER_IS_BETTER
 
 
 def is_share(metric: str) -> bool:
-    """Return True if a sample's score is a share of 1, so that 0 and 1 are failure and success; False for an amount, whose values
-    may be 0 or 1 by coincidence."""
+    """Tell whether a sample's score is a share of 1, so that 0 and 1 are failure and success, and not an amount."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 
 def aggregate_of(metric: str) -> Pooled | None:
-    """Return the function that computes a pooled metric (such as corpus BLEU) from sums over samples; None for a mean over
-    samples."""
+    """Return the function that computes a pooled metric from sums over samples; None for a mean over samples."""
     if metric == "METEOR" or metric.endswith("_METEOR"):
         return METEOR
     if metric in ("ppl", "ppl_without_first"):
