@@ -17,18 +17,14 @@ DEFAULT = "paper"
 class Lengths:
     """Token counts of one prompt under one protocol, from its beginning: `candidates <= reduced <= prefilled`.
 
-    Attributes:
-        prompt: the whole prompt.
-        prefilled: tokens that pass the model, and are scored, before anything is evicted; at most `prompt`, except
-            where scores know other questions (`Protocol.needs_questions`).
-        reduced: T, the tokens that the budget C and all ratios refer to.
-        candidates: n, the tokens that can be kept. Later tokens are fed again on the reduced cache, at their true positions.
+    `prefilled` is at most `prompt`, except where scores know other questions (`Protocol.needs_questions`). Tokens after the
+    candidates are fed again on the reduced cache, at their true positions.
     """
 
-    prompt: int
-    prefilled: int
-    reduced: int
-    candidates: int
+    prompt: int  # tokens of the whole prompt
+    prefilled: int  # tokens that pass the model, and are scored, before anything is evicted
+    reduced: int  # T, the tokens that the budget C and all ratios refer to
+    candidates: int  # n, the tokens that can be kept
 
     @property
     def fed(self) -> int:
@@ -190,17 +186,11 @@ class Stream(QueryAgnostic):
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings of `protocol=stream`.
+    """Settings of `protocol=stream`."""
 
-    Attributes:
-        every: frames per chunk (tokens, for a text); None: everything in one chunk.
-        ask_at: share of the stream after which the question is asked, in whole chunks; the rest is not read.
-        positions: positions of entries that stay: `kept`, or `compact` (consecutive, up to the newest token's).
-    """
-
-    every: int | None = 8
-    ask_at: float = 1.0
-    positions: str = "kept"
+    every: int | None = 8  # frames per chunk (tokens, for a text); None: everything in one chunk
+    ask_at: float = 1.0  # share of the stream after which the question is asked, in whole chunks; the rest is not read
+    positions: str = "kept"  # of entries that stay: `kept`, or `compact` (consecutive, up to the newest token's)
 
 
 READ_AS_ASKED = StreamSettings()

@@ -63,10 +63,8 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
     if not bool(visible.triu(1 + start).any()):
         return None
     known_types = torch.zeros(1, seen) if types is None else types[:, :seen]
-    slots, ends = (
-        torch.arange(seen, device=visible.device),
-        start + picture_ends(known_types[:, start:].to(visible.device)),
-    )
+    slots = torch.arange(seen, device=visible.device)
+    ends = start + picture_ends(known_types[:, start:].to(visible.device))
     padding = torch.tensor(pads, device=visible.device)[:, None, None]
     expected_mask = (slots <= ends[:, :, None]) & (slots >= padding)
     if not bool(((visible == expected_mask) | (slots[start:, None] < padding)).all()):

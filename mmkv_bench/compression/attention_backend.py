@@ -43,13 +43,9 @@ class Serving(Protocol):
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None: ...
 
 
-LAYER = (
-    "compressed_layer"  # the argument by which a session's hook passes the layer of a call to the attention function
-)
-
-READS = (
-    "reads_another"  # an argument that is True if the module stores nothing; `LAYER` is then the layer that it reads
-)
+# Arguments that a session's hooks pass to the attention function: the cache layer of the call, and whether the module
+# stores nothing and only reads that layer.
+LAYER, READS = "compressed_layer", "reads_another"
 
 # Which session serves an attention module.
 SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()

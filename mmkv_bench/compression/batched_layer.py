@@ -16,10 +16,7 @@ from mmkv_bench.compression.varlen_layer import VarlenLayer
 class BatchedLayer(CompressedLayer):
     """One layer of several sequences that have all been shown the same number of tokens.
 
-    Each sequence's layer stores its own entries and sees only its own row, exactly as when it decodes alone.
-
-    Args:
-        rows: layers of one sequence each.
+    `rows` are layers of one sequence each. Each stores its own entries, exactly as when its sequence decodes alone.
     """
 
     def __init__(self, rows: Sequence[CompressedLayer]):

@@ -41,15 +41,10 @@ _BYTES = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]+)")
 
 @dataclass(frozen=True)
 class StateCost:
-    """Bytes of one sequence's state.
+    """Bytes of one sequence's state."""
 
-    Attributes:
-        entry: bytes of one entry per KV head, in all compressed layers.
-        beside: bytes of full windows and recurrent states, in the layers that are not compressed.
-    """
-
-    entry: int
-    beside: int = 0
+    entry: int  # bytes of one entry per KV head, in all compressed layers
+    beside: int = 0  # bytes of full windows and recurrent states, in the layers that are not compressed
 
     def entries(self, nbytes: int, text: str) -> int:
         """Return the number of entries per KV head that fit into `nbytes` of state. Raises ConfigError: none fit.

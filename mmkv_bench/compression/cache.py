@@ -267,12 +267,10 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions < 0).any())
 
     def _move(self, index: Tensor, right: bool = False) -> None:
-        """Copy slot `index[..., j]` to slot j, block by block, so that no second cache is needed.
+        """Copy slot `index[..., j]` to slot j, block by block, so that no second cache is needed. index: int64 `[B, Hkv, m]`.
 
-        Args:
-            index: int64 `[B, Hkv, m]`.
-            right: entries move to higher slots: no `index[..., j]` is above j, and the last block is copied first.
-                Otherwise entries move to lower slots: no `index[..., j]` is below j.
+        right: entries move to higher slots: no `index[..., j]` is above j, and the last block is copied first. Otherwise entries
+        move to lower slots: no `index[..., j]` is below j.
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))

@@ -13,28 +13,18 @@ from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 @dataclass(frozen=True)
 class LayerAccount:
-    """Byte and entry counts of one layer right after the prompt was reduced, before any further token is fed.
+    """Byte and entry counts of one layer right after the prompt was reduced, before any further token is fed."""
 
-    Attributes:
-        entries, reachable: int64 `[Hkv]` on the CPU, see `CompressedLayer`.
-        device, host: bytes of keys and values on the device and in host memory.
-        metadata: bytes of positions, scales, minima and mean keys.
-        held: bytes of all tensors of the layer, on the device and the host, free slots and buffers included.
-        padding: bytes of `held` that store no entry.
-        read, moved: see `CompressedLayer.read_nbytes` and `moved_nbytes`.
-        useful: `read` without padding.
-    """
-
-    entries: Tensor
-    reachable: Tensor
-    device: int
-    metadata: int
-    host: int
-    held: int
-    padding: int
-    read: int
-    moved: int
-    useful: int
+    entries: Tensor  # int64 [Hkv] on the CPU, see `CompressedLayer.entries`
+    reachable: Tensor  # int64 [Hkv] on the CPU, see `CompressedLayer.reachable`
+    device: int  # bytes of keys and values on the device
+    metadata: int  # bytes of positions, scales, minima and mean keys
+    host: int  # bytes of keys and values in host memory
+    held: int  # bytes of all tensors, on the device and the host, free slots and buffers included
+    padding: int  # bytes of `held` that store no entry
+    read: int  # see `CompressedLayer.read_nbytes`
+    moved: int  # see `CompressedLayer.moved_nbytes`
+    useful: int  # `read` without padding
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:

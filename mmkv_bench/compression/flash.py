@@ -125,10 +125,8 @@ def attend(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **kernel_arguments
         ), None
     padding = (~mask).sum(-1, dtype=torch.int32)[..., 0]  # [B|1, Hkv|1]
-    padded_per_head = (
-        padding.shape[1] == heads > 1
-    )  # each head has its own padding and becomes a sequence: views, no copies
-    if padded_per_head:
+    padded_per_head = padding.shape[1] == heads > 1
+    if padded_per_head:  # each head becomes a sequence: views, no copies
         query = query.unflatten(1, (heads, -1)).flatten(0, 1)
         key, value = key.flatten(0, 1)[:, None], value.flatten(0, 1)[:, None]
     padding = padding.expand(batch, -1).reshape(-1)

@@ -271,8 +271,8 @@ class AnswerAttention:
     Per layer the attention is summed over all tokens fed after the prefill, and averaged over the g query heads of a KV
     head. Each token's softmax runs over all entries that the token sees; only the prompt's columns are kept.
 
-    The fed tokens are those that would read a compressed cache. They are the answer's tokens except the last, which is never
-    fed; before them the prompt's last token under `strict`, and the question under `query_agnostic`.
+    The fed tokens are those that would read a compressed cache: the prompt's last token under `strict`, the question under
+    `query_agnostic`, and the answer's tokens except the last, which is never fed.
 
     Args:
         length: T, tokens of the prompt (of the context under `query_agnostic`).

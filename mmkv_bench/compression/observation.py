@@ -51,39 +51,24 @@ class Needs:
 
 @dataclass(frozen=True)
 class Frames:
-    """The video frame that each token of a stream belongs to.
+    """The video frame that each of the T tokens of a stream belongs to."""
 
-    Attributes:
-        number: int64 ``[T]``, index of the token's temporal patch (for Qwen-VL a pair of frames), -1 for text.
-        cell: int64 ``[T]``, the token's index within its temporal patch, 0 for text.
-        size: number of tokens of a temporal patch.
-    """
-
-    number: Tensor
-    cell: Tensor
-    size: int
+    number: Tensor  # int64 [T], index of the token's temporal patch (for Qwen-VL a pair of frames), -1 for text
+    cell: Tensor  # int64 [T], the token's index within its temporal patch, 0 for text
+    size: int  # number of tokens of a temporal patch
 
 
 @dataclass
 class Chunk:
-    """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
+    """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included."""
 
-    Attributes:
-        query: [Hq,n,D], rotated.
-        key, value: [Hkv,S,D], keys rotated, ALL tokens so far.
-        hidden: [n,E], the attention module's input (after the input norm).
-        cos, sin: [n,D] of this chunk, with the axes of mrope already combined.
-        reach: int64 [n] on the CPU, the last of the S tokens that each token attends to; None: every token attends up to
-            itself.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    hidden: Tensor
-    cos: Tensor
-    sin: Tensor
-    reach: Tensor | None = None
+    query: Tensor  # [Hq,n,D], rotated
+    key: Tensor  # [Hkv,S,D], rotated, ALL tokens so far
+    value: Tensor  # [Hkv,S,D], ALL tokens so far
+    hidden: Tensor  # [n,E], the attention module's input (after the input norm)
+    cos: Tensor  # [n,D] of this chunk, with the axes of mrope already combined
+    sin: Tensor  # [n,D], like cos
+    reach: Tensor | None = None  # int64 [n] on the CPU, last of the S tokens that each token attends to; None: itself
 
 
 class Observation:
@@ -238,10 +223,8 @@ class Observation:
         Stored last queries are dropped if entries of their tokens were evicted, so that an observation window stays causal.
         index: the kept slots, int64 ``[Hkv,m]``, ascending, without padding.
         """
-        kept_count, newest_slots = (
-            index.shape[1],
-            torch.arange(self._seen - index.shape[1], self._seen, device=index.device),
-        )
+        kept_count = index.shape[1]
+        newest_slots = torch.arange(self._seen - kept_count, self._seen, device=index.device)
         unchanged_count = int((index == newest_slots).flip(-1).cumprod(-1).sum(-1).min())
         if self._tail is not None:
             self._tail = self._tail[:, self._tail.shape[1] - min(unchanged_count, self._tail.shape[1]) :]
@@ -322,9 +305,7 @@ class Observation:
         def mass() -> Tensor:
             return window_mass(tail, self.key, self.scaling, self.sinks, reach)
 
-        return self.shared(
-            ("window_mass", w), mass
-        ).clone()  # a copy: a scorer that writes to it changes no other method
+        return self.shared(("window_mass", w), mass).clone()  # a scorer that writes to the copy changes no other method
 
     def last_attention(self) -> Tensor:
         """Return the attention of the prompt's last query, mean over the g query heads: ``[Hkv,T]`` float32."""
@@ -439,53 +420,35 @@ def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, 
 
 @dataclass(frozen=True)
 class Received:
-    """Arguments of the text model's forward over a prompt.
+    """Arguments of the text model's forward over a prompt."""
 
-    Attributes:
-        embeds: ``[B, T, E]``, with visual features in place.
-        position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
-        visual: bool ``[B, T]``, True for tokens to whose hidden states the first layers add features (Qwen3-VL); None for
-            other models.
-        deepstack: the added features, per such layer ``[tokens, E]``.
-    """
-
-    embeds: Tensor
-    position_ids: Tensor | None
-    visual: Tensor | None = None
-    deepstack: list[Tensor] | None = None
+    embeds: Tensor  # [B, T, E], with visual features in place
+    position_ids: Tensor | None  # [3|4, B, T] or [B, T]
+    visual: Tensor | None = None  # bool [B, T], tokens to whose hidden states the first layers add features (Qwen3-VL)
+    deepstack: list[Tensor] | None = None  # these features, per such layer [tokens, E]
 
 
 @dataclass
 class PromptBatch:
-    """One batch of prompts while it is being prefilled.
+    """One batch of prompts while it is being prefilled."""
 
-    Attributes:
-        total: padded prompt length.
-        pads: left padding of each row.
-        cache: receives the entries.
-        observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
-        rotations: cos and sin of the positions after each row's last token; all layers of one chunk share them.
-        received: the text model's arguments, if a scorer needs a replay.
-        turn: index of the conversation's turn that is fed after stored entries; 0 for a prompt.
-        reach: last token that each token of the newest chunk attends to, see `attended_prefix.reach_of`.
-        two_way: whether some token of the prompt attends to later tokens.
-        context: an earlier batch with the first tokens of this batch; its observations are copied in place of observing
-            these tokens again. None: there is none.
-    """
-
-    total: int
-    pads: list[int]
-    cache: CompressedCache
+    total: int  # padded prompt length
+    pads: list[int]  # left padding of each row
+    cache: CompressedCache  # receives the entries
     n_layers: int
-    token_types: Tensor | None = None
-    observations: dict[int, list[Observation]] = field(default_factory=dict)
-    rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    token_types: Tensor | None = None  # int [B, total], 0 text, 1 image, 2 video
+    observations: dict[int, list[Observation]] = field(
+        default_factory=dict
+    )  # by layer, one per row; dropped as soon as the layer is done
+    rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )  # cos, sin after each row's last token
     complete: bool = False
-    received: Received | None = None
-    turn: int = 0
-    reach: Tensor | None = None
-    two_way: bool = False
-    context: PromptBatch | None = None
+    received: Received | None = None  # if a scorer needs a replay
+    turn: int = 0  # index of the conversation's turn that is fed after stored entries; 0 for a prompt
+    reach: Tensor | None = None  # of the newest chunk, see `attended_prefix.reach_of`
+    two_way: bool = False  # whether some token of the prompt attends to later tokens
+    context: PromptBatch | None = None  # an earlier batch with this batch's first tokens, whose statistics are copied
 
     def length(self, row: int) -> int:
         return self.total - self.pads[row]

@@ -141,12 +141,9 @@ def _wraps(cls: type) -> bool:
 
 
 def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, inside: str = "") -> Any:
-    """Build a press from its constructor arguments. A press among the arguments is built in the same way.
+    """Build the press with class name `name` from its constructor arguments, and a press among the arguments likewise.
 
-    Args:
-        name: class name of the press.
-        where: name of the arguments in messages.
-        inside: name of the press that takes this press as an argument; "" if there is none.
+    where: name of the arguments in messages. inside: name of the press that takes this press as an argument, or "".
 
     Raises:
         ConfigError: an unknown press or argument, or arguments that the press does not take.

@@ -151,8 +151,7 @@ class Session:
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:
-        attached_modules = [module for module in self.attentions if module in SESSIONS]
-        if attached_modules:
+        if any(module in SESSIONS for module in self.attentions):
             raise ConfigError("this model already has a session attached; leave it before attaching another")
         name = register(self.base)
         self._stock = self.text.config._attn_implementation

@@ -77,11 +77,8 @@ class VarlenLayer(CompressedLayer):
             return
         old_positions, stored = self._position_storage, self.stored
         assert old_positions is not None, "ragged heads have positions"
-        self._heads, self._slack, self._appended = (
-            (old_positions.shape[0], old_positions.shape[1]),
-            self.capacity - stored,
-            0,
-        )
+        self._heads = old_positions.shape[0], old_positions.shape[1]
+        self._slack, self._appended = self.capacity - stored, 0
         lengths = (old_positions[:, :, :stored] >= 0).sum(-1).flatten()
         ends = (lengths + self._slack).cumsum(0)
         starts = torch.nn.functional.pad(ends, (1, 0))
@@ -94,13 +91,13 @@ class VarlenLayer(CompressedLayer):
                 flat[start : start + length] = one[stored - length : stored]
             return flat
 
-        self._map_storages(pack)
+        super()._map(pack)
         self.folded, self.ragged = True, False
 
     def _unfold(self) -> None:
         if not self.folded:
             return
-        self._map_storages(self._padded)
+        super()._map(self._padded)
         self.folded, self.ragged = False, True
 
     def _padded(self, flat: Tensor) -> Tensor:
@@ -113,11 +110,6 @@ class VarlenLayer(CompressedLayer):
             filled = length + self._appended
             one[self.stored - filled : self.stored] = flat[start : start + filled]
         return padded.unflatten(0, self._heads)
-
-    def _map_storages(self, change: Callable[[Tensor], Tensor]) -> None:
-        assert self._position_storage is not None
-        self._key_storage, self._value_storage = change(self._key_storage), change(self._value_storage)
-        self._position_storage = change(self._position_storage)
 
     def _read_keys(self) -> Tensor:
         return self._padded(self._key_storage)[:, :, : self.stored] if self.folded else super()._read_keys()
@@ -265,22 +257,14 @@ class VarlenLayer(CompressedLayer):
 
 
 class Sequences(NamedTuple):
-    """Tensors of a layer whose N = B * Hkv heads are stored one after the other, in the form that `attend` reads.
+    """Tensors of a layer whose N = B * Hkv heads are stored one after the other, in the form that `attend` reads."""
 
-    Attributes:
-        keys, values: `[slots, D]`.
-        starts: int32 `[N + 1]`, where each sequence begins.
-        used: int32 `[N]`, filled slots of each sequence.
-        longest: most filled slots of a sequence.
-        heads: B and Hkv.
-    """
-
-    keys: Tensor
-    values: Tensor
-    starts: Tensor
-    used: Tensor
-    longest: int
-    heads: tuple[int, int]
+    keys: Tensor  # [slots, D]
+    values: Tensor  # [slots, D]
+    starts: Tensor  # int32 [N + 1], where each sequence begins
+    used: Tensor  # int32 [N], filled slots of each sequence
+    longest: int  # most filled slots of a sequence
+    heads: tuple[int, int]  # B and Hkv
 
 
 def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:

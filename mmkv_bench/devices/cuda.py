@@ -181,9 +181,7 @@ class Cuda(Device):
     def _allow(self, share: float) -> None:
         """Limit this process to a share of the device's memory."""
         self.release()  # reserved but unused memory would count
-        numbered_device = (
-            self.here() if self.place.index is None else self.place
-        )  # the call below needs a numbered device
+        numbered_device = self.here() if self.place.index is None else self.place
         _cuda().set_per_process_memory_fraction(min(share, 1.0), numbered_device)
 
     def release(self) -> None:

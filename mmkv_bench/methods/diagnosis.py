@@ -62,34 +62,27 @@ _NEEDED: dict[Check, tuple[Check, ...]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The cause of a broken promise.
+    """The cause of a broken promise."""
 
-    Attributes:
-        place: `path:line`, or the path of the file.
-        fault: what is wrong.
-        fix: what to write instead; "" if unknown.
-        error: text of the exception, if there was one. Promises broken by equal errors have one cause.
-    """
-
-    place: str
-    fault: str
-    fix: str = ""
-    error: str = ""
+    place: str  # `path:line`, or the path of the file
+    fault: str  # what is wrong
+    fix: str = ""  # what to write instead; "" if unknown
+    error: str = ""  # text of the exception, if there was one; promises broken by equal errors have one cause
 
     def __str__(self) -> str:
         return f"{self.place}: {self.fault}" + (f"; {self.fix}" if self.fix else "")
 
-    def again(self, other: Finding) -> bool:
+    def has_same_cause(self, other: Finding) -> bool:
         """Tell whether `other`, the finding of another promise, has the same error as cause."""
         return bool(self.error) and (self.error == other.error or self.error in other.fault)
 
 
-def hidden(check: Check, broken: Collection[Check]) -> bool:
+def depends_on_broken(check: Check, broken: Collection[Check]) -> bool:
     """Tell whether a check has no meaning, because it depends on a promise in `broken`."""
     return any(one in broken for one in (invariants.scores_are_finite, *_NEEDED.get(check, ())))
 
 
-def tried(check: Check, made: Compressor, path: str) -> Finding | None:
+def run_check(check: Check, made: Compressor, path: str) -> Finding | None:
     """Run one check of the method `made`; return the cause if the promise is broken, None if it is kept.
 
     path: the user's file that defines the method.
@@ -144,11 +137,8 @@ def _declaration(need: str, number: str | None, made: Compressor, path: str, lin
     """Return the instruction to declare a need (a field of `Needs`) that a scorer or allocator reads undeclared.
 
     The instruction names a parameter of the code if its value is large enough.
-
-    Args:
-        need: the field of `Needs`.
-        number: the smallest sufficient value, as text; None for a field that is True or False.
-        line: line of the file that reads the undeclared value.
+    number: the smallest sufficient value, as text; None for a field that is True or False. line: where the file reads the
+    undeclared value.
     """
     text = Path(path).expanduser().read_text(encoding="utf-8")
     nodes: list[Any] = list(ast.walk(ast.parse(text)))

@@ -149,8 +149,8 @@ def nothing_is_remembered(
 ) -> str | None:
     """the same prompt keeps the same entries, whatever ran before and whatever torch drew
 
-    disturb: function that is called between two selections; None: another prompt is selected from. needs: statistics to gather
-    for the second and third selection; None: the method's.
+    disturb: called between two selections; None: another prompt is selected from. needs: statistics to gather for the second
+    and third selection; None: the method's.
     """
     disturb = disturb or partial(_another_prompt, made)
     for problem in problems or toy_layers.problems():

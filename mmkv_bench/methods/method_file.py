@@ -42,16 +42,12 @@ SHOWN = 16
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A loaded method file.
-
-    `classes` maps each part that the file defines (`scorer`, `selector`, ...) to its class. `prefix` is the common prefix of the
-    file's settings on the command line.
-    """
+    """A loaded method file."""
 
     path: str
     sha256: str
-    classes: Mapping[str, type]
-    prefix: str
+    classes: Mapping[str, type]  # part that the file defines (`scorer`, `selector`, ...) -> its class
+    prefix: str  # common prefix of the file's settings on the command line
 
 
 def load(path: str | None, name: str | Sequence[str] | None = None, method: str = CUSTOM) -> MethodFile:
@@ -138,9 +134,7 @@ def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
 def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
     """Build the parts that a user's method file defines: `scorer`, `selector`, ... -> object.
 
-    Args:
-        node: the node of `conf/method/custom.yaml` with all values resolved.
-        method: the method's name in the run.
+    node: the node of `conf/method/custom.yaml` with all values resolved. method: the method's name in the run.
 
     Raises:
         ConfigError: see `load` and `build`; also for a parameter of the default selector if the file defines a selector.
@@ -239,14 +233,9 @@ class _HashedText(InspectLoader):
 
 @cache
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
-    """Return the method file as a module.
+    """Return the method file as a module. A file's text runs only once per process: equal scorers have one class object.
 
-    A file's text runs only once per process: scorers share scores only if they have the same class object.
-
-    Args:
-        file: absolute path; part of the module's name.
-        digest: sha256 of the text.
-        path: the path as given by the user, for messages.
+    file: absolute path, part of the module's name. digest: sha256 of the text. path: as given by the user, for messages.
     """
     check_text(file, text, path)
     refuse_openings()

@@ -196,17 +196,11 @@ def _of_retrieval(c: Compressor) -> Iterator[str]:
             "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other "
             "leaves heads without entries; allowed: both, or neither"
         )
-    elif (
-        retrieval_policy is not None
-        and hybrid_allocator is not None
-        and retrieval_policy.heads != hybrid_allocator.heads
-    ):
+    elif retrieval_policy is None or hybrid_allocator is None:
+        return
+    elif retrieval_policy.heads != hybrid_allocator.heads:
         yield "Hybrid and ChunkRetrieval define dynamic heads differently; allowed: the same `heads` in both"
-    elif (
-        retrieval_policy is not None
-        and hybrid_allocator is not None
-        and retrieval_policy.chunk != hybrid_allocator.chunk
-    ):
+    elif retrieval_policy.chunk != hybrid_allocator.chunk:
         yield (
             f"Hybrid counts chunks of {hybrid_allocator.chunk} tokens, but ChunkRetrieval reads chunks of "
             f"{retrieval_policy.chunk}; allowed: the same chunk size in both"

@@ -22,14 +22,9 @@ _DIM, _WIDTH = 8, 12
 
 
 def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, identity: str = "x") -> list[Observation]:
-    """Return observations of `LAYERS` layers with random weights, of a prompt that is an image inside text.
+    """Return observations of `LAYERS` layers with random weights, of a prompt of `length` tokens: an image inside text.
 
-    Args:
-        length: tokens of the prompt.
-        heads: KV heads.
-        group: query heads per KV head.
-        needs: the statistics that are gathered.
-        identity: name of the prompt, which seeds stochastic scorers.
+    heads: KV heads. group: query heads per KV head. identity: name of the prompt, which seeds stochastic scorers.
     """
 
     def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,17 +65,12 @@ def _project(weight: Tensor, hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt of random layers, and a budget smaller than its number of tokens.
+    """A prompt of random layers, and a budget smaller than its number of tokens."""
 
-    Attributes:
-        observe: function of `Needs` that returns an observation per layer; every call gives the same numbers.
-        layers: number of layers of the model.
-    """
-
-    observe: Callable[[Needs], list[Observation]]
+    observe: Callable[[Needs], list[Observation]]  # returns an observation per layer; every call gives the same numbers
     budget: int
     name: str
-    layers: int = LAYERS
+    layers: int = LAYERS  # number of layers of the model
 
     def __str__(self) -> str:
         return self.name

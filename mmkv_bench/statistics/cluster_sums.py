@@ -90,21 +90,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class Block:
-    """Pairs of methods that are compared together, because their arrays fit into memory together.
+    """Pairs of methods that are compared together, because their arrays fit into memory together."""
 
-    at: int [p], positions of the pairs among all pairs of the column.
-    sums: float64 [p, G], differences (a - b) summed within each cluster. sizes: cluster sizes, [p, G], or [1, G] if all equal.
-    n: int [p], number of common samples. of_a, of_b: [p], aggregates of both methods over these samples.
-    log: the sums are of logarithms.
-    """
-
-    at: np.ndarray
-    sums: np.ndarray
-    sizes: np.ndarray
-    n: np.ndarray
-    of_a: np.ndarray
-    of_b: np.ndarray
-    log: bool = False
+    at: np.ndarray  # int [p], positions of the pairs among all pairs of the column
+    sums: np.ndarray  # float64 [p, G], differences (a - b) summed within each cluster
+    sizes: np.ndarray  # cluster sizes, [p, G], or [1, G] if all equal
+    n: np.ndarray  # int [p], number of common samples
+    of_a: np.ndarray  # float64 [p], aggregate of method a over these samples
+    of_b: np.ndarray  # float64 [p], aggregate of method b over these samples
+    log: bool = False  # the sums are of logarithms
 
 
 def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
@@ -161,7 +155,10 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
-    """Return the scores of the methods `members` summed by cluster over the samples in `common` (bool [n]); 0 without any."""
+    """Return the scores of the methods `members` summed by cluster over the samples in `common` (bool [n]).
+
+    A cluster without such a sample gets 0.
+    """
     order = samples.by_cluster[common[samples.by_cluster]]
     index = samples.index[order]
     has_samples = np.bincount(index, minlength=samples.count) > 0
@@ -179,16 +176,12 @@ def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Scores of m methods summed within G clusters, such that aggregate = sum of `sums` / sum of `sizes`.
+    """Scores of m methods summed within G clusters, such that aggregate = sum of `sums` / sum of `sizes`."""
 
-    values: float64 [m], the methods' aggregates. sums: float64 [m, G]. sizes: float64 [G].
-    log: the sums give the logarithms of the aggregates.
-    """
-
-    values: np.ndarray
-    sums: np.ndarray
-    sizes: np.ndarray
-    log: bool = False
+    values: np.ndarray  # float64 [m], the methods' aggregates
+    sums: np.ndarray  # float64 [m, G]
+    sizes: np.ndarray  # float64 [G]
+    log: bool = False  # the sums give the logarithms of the aggregates
 
 
 def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:

@@ -190,9 +190,8 @@ def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Inter
     m, n = values.shape
     means = values.mean(axis=1)
     cluster_places = (index + np.arange(m)[:, None] * count).ravel()
-    residuals = np.bincount(cluster_places, weights=(values - means[:, None]).ravel(), minlength=m * count).reshape(
-        m, count
-    )
+    weights = (values - means[:, None]).ravel()
+    residuals = np.bincount(cluster_places, weights=weights, minlength=m * count).reshape(m, count)
     sizes = np.bincount(index, minlength=count)
     equal_count = None if count == n else equal_clusters(sizes)
     for mean, effective in zip(means.tolist(), clustered_n(sizes, residuals, means.tolist()), strict=True):
@@ -249,17 +248,15 @@ def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width:
 
 @dataclass(frozen=True)
 class Medians:
-    """Medians of groups with their intervals, float64 [groups]; NaN for a group without one.
-
-    level: confidence level of the interval from `low` to `high`: at least 0.95. Of fewer than six values, the interval is the
-    least and the largest, with level 1 - 2^(1 - n). n: number of values, int [groups].
-    """
+    """Medians of groups with their intervals, float64 [groups]; NaN for a group without one."""
 
     median: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    level: np.ndarray
-    n: np.ndarray
+    level: (
+        np.ndarray
+    )  # confidence level, at least 0.95; for n < 6, low and high are the extremes, at level 1 - 2^(1 - n)
+    n: np.ndarray  # int [groups], number of values
 
 
 def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count: int) -> Medians:
@@ -306,16 +303,16 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
 
 
 def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (skip, level) per group of `n` independent values: how many values to skip at each end, -1 if the group is too
-    small for an interval; the confidence level, NaN for fewer than two values.
+    """Return (skip, level) for each group of `n` independent values: values to skip at each end, and confidence level.
+
+    A group that is too small for an interval has skip -1; with fewer than two values its level is NaN.
     """
     from scipy.special import bdtr
 
     skip, level = np.full(len(n), -1), np.full(len(n), np.nan)
     for size in np.unique(n[n > 1]):
-        tail_probabilities = bdtr(
-            np.arange(size // 2, dtype=float), int(size), 0.5
-        )  # P(at most this many values below the median)
+        # P(at most 0, 1, ... values below the median)
+        tail_probabilities = bdtr(np.arange(size // 2, dtype=float), int(size), 0.5)
         most_skipped = int(np.searchsorted(tail_probabilities, ALPHA / 2, side="right")) - 1
         skip[n == size] = max(most_skipped, 0)
         level[n == size] = LEVEL if most_skipped >= 0 else 1 - 2 * tail_probabilities[0]

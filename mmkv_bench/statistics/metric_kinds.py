@@ -72,13 +72,7 @@ CAPS = dict.fromkeys(_KL, 5.0)
 # Video-ChatGPT's marks from 0 to 5, CIDEr from 0 to 10.
 AMOUNT_NAMES = re.compile(r"gpt_eval_score_[a-z_]+|(?:[a-z]+_)?CIDEr")
 PARSE_FAILED = "parse_failed"  # 1 if no choice could be parsed from an answer
-LOWER_IS_BETTER = {
-    PARSE_FAILED,
-    "autodq_no_events",
-    *_KL,
-    "ppl",
-    "ppl_without_first",
-}
+LOWER_IS_BETTER = {PARSE_FAILED, "autodq_no_events", *_KL, "ppl", "ppl_without_first"}
 
 
 def upstream(metric: str) -> Upstream:
@@ -91,7 +85,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def is_share(metric: str) -> bool:
-    """Tell whether a sample's score is a share of 1, so that 0 and 1 are failure and success, and not an amount."""
+    """Tell whether a sample's score is a share of 1 (0 is failure and 1 is success), not an amount."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 
@@ -143,9 +137,8 @@ def _meteor(totals: np.ndarray) -> np.ndarray:
     - matched words of answer and of reference.
     """
     text_words, function_words = totals[..., 0:2], totals[..., 2:4]
-    matched = totals[..., 4:20].reshape(
-        *totals.shape[:-1], 4, 2, 2
-    )  # matcher, content or function, answer or reference
+    # axes: matcher, content or function words, answer or reference
+    matched = totals[..., 4:20].reshape(*totals.shape[:-1], 4, 2, 2)
     weighted = np.einsum("...mko,m,k->...o", matched, METEOR_WEIGHTS, np.array([METEOR_DELTA, 1 - METEOR_DELTA]))
     weighted_length = METEOR_DELTA * (text_words - function_words) + (1 - METEOR_DELTA) * function_words
     precision, recall = np.moveaxis(weighted / np.maximum(weighted_length, np.finfo(float).tiny), -1, 0)
