@@ -430,19 +430,18 @@ class Received:
 
 @dataclass
 class PromptBatch:
-    """One batch of prompts while it is being prefilled."""
+    """One batch of prompts while it is being prefilled.
+
+    `rotations` are cos and sin of positions after each row's last token, shared by all layers of one chunk.
+    """
 
     total: int  # padded prompt length
     pads: list[int]  # left padding of each row
     cache: CompressedCache  # receives the entries
     n_layers: int
-    token_types: Tensor | None = None  # int [B, total], 0 text, 1 image, 2 video
-    observations: dict[int, list[Observation]] = field(
-        default_factory=dict
-    )  # by layer, one per row; dropped as soon as the layer is done
-    rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(
-        default_factory=dict
-    )  # cos, sin after each row's last token
+    token_types: Tensor | None = None  # 0 text, 1 image, 2 video
+    observations: dict[int, list[Observation]] = field(default_factory=dict)  # by layer, one per row
+    rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
     complete: bool = False
     received: Received | None = None  # if a scorer needs a replay
     turn: int = 0  # index of the conversation's turn that is fed after stored entries; 0 for a prompt

@@ -253,9 +253,7 @@ class Medians:
     median: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    level: (
-        np.ndarray
-    )  # confidence level, at least 0.95; for n < 6, low and high are the extremes, at level 1 - 2^(1 - n)
+    level: np.ndarray  # confidence level, at least 0.95; n < 6 values give their range, with level 1 - 2^(1 - n)
     n: np.ndarray  # int [groups], number of values
 
 
