@@ -98,31 +98,27 @@ class FixedLayer(CompressedLayer):
         by_lengths = widths[0] == widths[1] and folds(self.device, self.dtype, widths[0])
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
-    def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
-        """Move the entries into the tensors of `room`, which do not grow.
+    def fix(self, padding: Tensor | None, buffers: LayerBuffers) -> None:
+        """Move the entries into the tensors of `buffers`, which do not grow.
 
         padding: number of padding slots of each head (`padding()`); None if no layer of the cache has any.
         """
-        stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
+        stored, seen, slots = self.stored, self.seen, buffers.keys.shape[2]
         if (places := self._position_storage) is not None:  # tokens come in order: positions of free slots are known
             self._position_storage = places.new_empty(*places.shape[:2], slots)
             self._position_storage[:, :, :stored] = places[:, :, :stored]
             self._position_storage[:, :, stored:] = torch.arange(
                 seen, seen + slots - stored, dtype=torch.int32, device=self.device
             )
-        for storage, old in ((room.keys, self._key_storage), (room.values, self._value_storage)):
+        for storage, old in ((buffers.keys, self._key_storage), (buffers.values, self._value_storage)):
             storage[:, :, :stored] = old[:, :, :stored]
             storage[:, :, stored:] = 0  # these slots are masked, but 0 times stale memory may be NaN
-        self._key_storage, self._value_storage = room.keys, room.values
-        self._length, self._tokens_seen, self._first = (
-            room.length.fill_(stored),
-            room.tokens_seen.fill_(seen),
-            room.first,
-        )
+        self._key_storage, self._value_storage = buffers.keys, buffers.values
+        self._length, self._tokens_seen = buffers.length.fill_(stored), buffers.tokens_seen.fill_(seen)
+        self._first, self._starts = buffers.first, buffers.starts
         if self._first is not None:
-            assert padding is not None, "a room with padding is one of a layer that has some"
+            assert padding is not None, "buffers with padding belong to a layer that has some"
             self._first.copy_(padding[:, :, None, None])
-        self._starts = room.starts
         if self._starts is not None:
             heads = self._starts.shape[0] - 1
             self._starts.copy_(torch.arange(0, (heads + 1) * slots, slots, device=self.device))
@@ -239,11 +235,11 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
     padding = [layer.padding(pads) for layer in layers]
     ragged = any(pads_of_layer is not None for pads_of_layer in padding)
-    rooms = pool.rooms([layer.shape(ragged, rounded) for layer in layers], cache)
-    for layer, pads_of_layer, room in zip(layers, padding, rooms, strict=True):
+    lent_buffers = pool.lend([layer.shape(ragged, rounded) for layer in layers], cache)
+    for layer, pads_of_layer, buffers in zip(layers, padding, lent_buffers, strict=True):
         if ragged and pads_of_layer is None:
             pads_of_layer = torch.zeros(layer._key_storage.shape[:2], dtype=torch.int64, device=layer.device)
-        layer.fix(pads_of_layer, room)
+        layer.fix(pads_of_layer, buffers)
     return cache
 
 
@@ -314,7 +310,7 @@ class LayerBuffers:
 @dataclass
 class _Set:
     shapes: tuple[StorageShape, ...]
-    rooms: list[LayerBuffers]
+    buffers: list[LayerBuffers]
     user: weakref.ref[object] | None = field(default=None)
 
     @property
@@ -323,7 +319,7 @@ class _Set:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for room in self.rooms for tensor in room.tensors())
+        return sum(tensor.nbytes for buffers in self.buffers for tensor in buffers.tensors())
 
 
 class Pool:
@@ -332,7 +328,7 @@ class Pool:
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the most recently used is last
 
-    def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
+    def lend(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
         """Lend a set of storages of these shapes until `user` is garbage-collected. A new set is made if none is free."""
         requested_shapes = tuple(shapes)
         buffer_set = self._find_free_set(requested_shapes)
@@ -346,7 +342,7 @@ class Pool:
         self._sets.append(buffer_set)
         buffer_set.user = weakref.ref(user)
         self._drop_free_sets(int(SHARE * devices.at(requested_shapes[0].device).total_bytes()))
-        return buffer_set.rooms
+        return buffer_set.buffers
 
     def _find_free_set(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
@@ -366,7 +362,7 @@ class Pool:
             self._sets.remove(one)
 
     def tensors(self) -> list[Tensor]:
-        return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
+        return [tensor for one in self._sets for buffers in one.buffers for tensor in buffers.tensors()]
 
     def clear(self) -> None:
         """Drop all free sets, and the graphs that were recorded on them."""

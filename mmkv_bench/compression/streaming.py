@@ -64,12 +64,12 @@ class StreamListener:
         cap: int | None,
         seed: int,
         frames: Frames | None = None,
-        room: int = 0,
+        reserve: int = 0,
         asked: int = 0,
         phases: Phases = untimed,
     ):
         self.compressor, self.cap, self.seed = compressor, cap, seed
-        self.frames, self.room, self.asked, self.phases = frames, room, asked, phases
+        self.frames, self.reserve, self.asked, self.phases = frames, reserve, asked, phases
         self.needs = compressor.needs
         self.compaction: Compaction | None = None
         self.entries_max = self.entries_peak = self.rounds = self.evicted = 0
@@ -94,7 +94,7 @@ class StreamListener:
                 self.fallbacks |= dict.fromkeys(compressor.observed_fallbacks(seen, cap, self.seed))
                 (index,) = compressor.select([score], cap, None, [layer], prompt.n_layers, length=stored)
                 index, tokens = index.to(target.device), target.slot_positions()[0][:, :stored]
-                target.retain(index[None], self._reduce, self.room, self.asked)
+                target.retain(index[None], self._reduce, self.reserve, self.asked)
                 if self.compaction is not None:
                     rotations = self.compaction.moves(layer, tokens, index)
                     target.replace(self.compaction.rotate_keys(target.keys[0], rotations)[None], target.values)

@@ -52,7 +52,7 @@ def read(
         NonFiniteLogitsError: the logits are NaN.
     """
     prompt, length = reader.prompt, reader.length
-    cache = CompressedCache.of([StreamLayer(listener.room) for _ in session.attentions])
+    cache = CompressedCache.of([StreamLayer(listener.reserve) for _ in session.attentions])
     session.expect(listener, prompt.types[:, :length], identity or prompt.identity)
     if reader.compact:
         check_rope(session.text.config)

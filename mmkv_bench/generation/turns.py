@@ -160,7 +160,7 @@ def _first(
     check_time(fork, parts.timeout_s)
     result.context_tokens = lengths.reduced
     cap = None if cell.compressor.unbudgeted else cell.entries(lengths.reduced)
-    listener = StreamListener(cell.compressor, cap, cell.seed, room=reserve, phases=meter.phase)
+    listener = StreamListener(cell.compressor, cap, cell.seed, reserve=reserve, phases=meter.phase)
     listener.entries_max = max(layer.stored for layer in cache.compressed)
     conversation = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
     return _answered(conversation, cell, result, _deadline(parts))
