@@ -79,7 +79,7 @@ class Protocol(ABC):
 
     @property
     def needs_questions(self) -> bool:
-        """Tell whether scores know other questions about the document than the one that is answered."""
+        """Tell whether scores know questions about the document other than the answered one."""
         return self.knows in OF_THE_DOCUMENT
 
     @property
@@ -96,7 +96,7 @@ class Protocol(ABC):
 
     @property
     def feeds_once(self) -> bool:
-        """Tell whether each prompt token passes the model once, as in transformers' `generate()` on the reduced cache."""
+        """Tell whether each prompt token passes the model once, so that `generate()` on the reduced cache follows this protocol."""
         return not (self.prefills_again or self.streams) and self.lengths(3, 2).forgotten == 0
 
     def _cut(self, context: int | None) -> int:
