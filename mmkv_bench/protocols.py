@@ -96,7 +96,7 @@ class Protocol(ABC):
 
     @property
     def feeds_once(self) -> bool:
-        """Tell whether each prompt token passes the model once, so that `generate()` on the reduced cache follows this protocol."""
+        """Tell whether each prompt token passes the model once, so that `generate()` on the reduced cache does the same."""
         return not (self.prefills_again or self.streams) and self.lengths(3, 2).forgotten == 0
 
     def _cut(self, context: int | None) -> int:

@@ -33,7 +33,7 @@ class Reads:
             fed = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
             cache = kwargs["past_key_values"]
             if fed.shape[1] > 1:
-                beside = type(cache.layers[0]).__name__ == "_Beside"
+                beside = type(cache.layers[0]).__name__ == "_ReplayLayer"
                 self.replays += beside
                 self.prefills += not beside and cache.get_seq_length() == 0
                 self.behind += not beside and cache.get_seq_length() > 0
