@@ -75,7 +75,7 @@ def watched(model: Any, name: str, tokens: int) -> dict[str, list[float]]:
     def after(*_: object) -> None:
         seen["time"].append(time.process_time() - clock[1])
         seen["relative"].append(seen["time"][-1] / (clock[1] - clock[0]))
-        seen["cache"].append(sum(one.nbytes for layer in session.filled.layers for one in layer.buffers()))
+        seen["cache"].append(sum(one.nbytes for layer in session.latest_cache.layers for one in layer.buffers()))
         status = Path("/proc/self/status").read_text()
         seen["process"].append(float(status.partition("VmHWM:")[2].split()[0]))
 

@@ -1,6 +1,6 @@
 """Protocols: which part of a prompt is prefilled, reduced and fed again, and where the first answer token comes from.
 
-A protocol is a subclass of `Protocol` in this file. All other code calls its methods and names no protocol.
+Each protocol is a subclass of `Protocol` in this file. All other code calls its methods and names no protocol.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ DEFAULT = "paper"
 class Lengths:
     """Token counts of one prompt under one protocol, from its beginning: `candidates <= reduced <= prefilled`.
 
-    Attributes:
-        prompt: the whole prompt.
-        prefilled: tokens that pass the model, and are scored, before anything is evicted; at most `prompt`, except
-            where scores know other questions (`Protocol.needs_questions`).
-        reduced: T, the tokens that the budget C and all ratios refer to.
-        candidates: n, the tokens that can be kept. Later tokens are fed again on the reduced cache, at their true positions.
+    `prefilled` is at most `prompt`, except where scores know other questions (`Protocol.needs_questions`). Tokens after the
+    candidates are fed again on the reduced cache, at their true positions.
     """
 
-    prompt: int
-    prefilled: int
-    reduced: int
-    candidates: int
+    prompt: int  # tokens of the whole prompt
+    prefilled: int  # tokens that pass the model, and are scored, before anything is evicted
+    reduced: int  # T, the tokens that the budget C and all ratios refer to
+    candidates: int  # n, the tokens that can be kept
 
     @property
     def fed(self) -> int:
@@ -60,11 +56,12 @@ class Protocol(ABC):
         cuts: the prompt is cut after its visual tokens, or after the document that its dataset names (`context_key`); a prompt
             without either, or without text after it, is refused.
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
-        caveat: table note on scores of compressed cells; None: the note only states the share of tokens from the full prefill.
+        caveat: table note on scores of methods that evict; None: the note only states the share of tokens from the full
+            prefill.
         prefills_again: kept entries come from a second prefill that sees kept entries only; for methods that only evict.
+        streams: the context arrives in chunks, and no KV head has more entries than the budget after any of them.
         converses: a document's questions are asked in turn, in one conversation.
         diagnostic: explains the other protocols; its scores do not rank methods.
-        streams: the context arrives in chunks, and no KV head has more entries than the budget after any of them.
         knows: questions of the document that the scores know: `own`, `none`, or one of `OF_THE_DOCUMENT`, which needs a
             dataset with several questions per document (`questions_key`).
     """
@@ -82,30 +79,27 @@ class Protocol(ABC):
 
     @property
     def needs_questions(self) -> bool:
-        """Tell whether scores know other questions about the document than the one that is answered."""
+        """Tell whether scores know questions about the document other than the answered one."""
         return self.knows in OF_THE_DOCUMENT
 
     @property
     def apart(self) -> bool:
-        """Tell whether each cell needs its own prefill, because what it evicts changes the states of later tokens."""
+        """Tell whether each (method, budget) needs its own prefill, because evictions change the states of later tokens."""
         return self.streams or self.converses
 
     def serves_all_questions(self, reads_answer: bool) -> bool:
         """Tell whether one compressed cache of a document serves all questions about it.
 
-        Args:
-            reads_answer: whether the method's scores use the full cache's answer.
+        reads_answer: whether the method's scores use the full cache's answer.
         """
         return not self.apart and (self.needs_questions or (self.knows == "none" and not reads_answer))
 
     @property
     def feeds_once(self) -> bool:
-        """Tell whether each prompt token passes the model once, so that transformers' `generate()` on the reduced cache
-        follows this protocol."""
+        """Tell whether each prompt token passes the model once, so that `generate()` on the reduced cache does the same."""
         return not (self.prefills_again or self.streams) and self.lengths(3, 2).forgotten == 0
 
     def _cut(self, context: int | None) -> int:
-        """Return `context`; raise ValueError if it is None."""
         if context is None:
             raise ValueError(f"protocol={self.name} cuts the prompt but got no context length; give `context`")
         return context
@@ -116,6 +110,8 @@ class Protocol(ABC):
 
         prompt: tokens of the whole prompt.
         context: tokens before the question, where protocols that cut the prompt split it.
+
+        Raises ValueError: the protocol cuts the prompt, but `context` is None.
         """
 
 
@@ -140,9 +136,9 @@ class Paper(Protocol):
 class QueryAgnostic(Protocol):
     """A protocol that compresses the context before the question is known.
 
-    Only the context (the prompt up to its last visual token and that token's closing marker, or up to the end of a text prompt's
-    document) is prefilled, scored and reduced; T, C and ratios refer to it. The question is fed on the reduced cache, kept whole
-    and counted separately.
+    Only the context is prefilled, scored and reduced: the prompt up to its last visual token and that token's closing
+    marker, or up to the end of a text prompt's document. T, C and ratios refer to the context. The question is fed on the
+    reduced cache, kept whole and counted separately.
     """
 
     name = "query_agnostic"
@@ -158,10 +154,10 @@ class QueryAgnostic(Protocol):
 class QueryAware(Protocol):
     """`query_agnostic` with scores that know the question; the difference between the two is the value of knowing it.
 
-    The whole prompt is prefilled and scored, then the context alone is reduced. T, C, ratios, protected tokens and windows refer
-    to the context. The question's entries are dropped, and the question is fed again on the reduced cache, kept whole and counted
-    separately. Attention is causal, so the context's entries equal those of `query_agnostic`: knowing the question changes only
-    which of them stay.
+    The whole prompt is prefilled and scored, then the context alone is reduced. T, C, ratios, protected tokens and windows
+    refer to the context. The question's entries are dropped, and the question is fed again on the reduced cache, kept whole
+    and counted separately. Attention is causal, so the context's entries equal those of `query_agnostic`: knowing the
+    question changes only which of them stay.
     """
 
     name = "query_aware"
@@ -176,10 +172,9 @@ class QueryAware(Protocol):
 class Stream(QueryAgnostic):
     """A protocol that reads a video in chunks under a hard cap, then asks the question.
 
-    The budget is the cap: after every chunk no KV head of any layer has more entries. Evicted entries are gone for all later
-    chunks too, unlike under `query_agnostic`, where the whole context passes the model before anything is evicted. Entries that
-    stay keep their positions, unless `StreamSettings.positions` moves them together. The question is fed at the end, kept whole
-    and counted separately.
+    The budget is the cap: after every chunk no KV head of any layer has more entries. Unlike under `query_agnostic`, later
+    chunks do not see evicted entries. Entries that stay keep their positions, unless `StreamSettings.positions` moves them
+    together. The question is fed at the end, kept whole and counted separately.
     """
 
     name = "stream"
@@ -191,17 +186,11 @@ class Stream(QueryAgnostic):
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings of `protocol=stream`.
+    """Settings of `protocol=stream`."""
 
-    Attributes:
-        every: frames per chunk (tokens, for a text); None: everything in one chunk.
-        ask_at: share of the stream after which the question is asked, in whole chunks; the rest is not read.
-        positions: positions of entries that stay: `kept`, or `compact` (consecutive, up to the newest token's).
-    """
-
-    every: int | None = 8
-    ask_at: float = 1.0
-    positions: str = "kept"
+    every: int | None = 8  # frames per chunk (tokens, for a text); None: everything in one chunk
+    ask_at: float = 1.0  # share of the stream after which the question is asked, in whole chunks; the rest is not read
+    positions: str = "kept"  # of entries that stay: `kept`, or `compact` (consecutive, up to the newest token's)
 
 
 READ_AS_ASKED = StreamSettings()
@@ -211,7 +200,7 @@ class Strict(Protocol):
     """A protocol that feeds the last prompt token again, so that every answer token is decoded from C entries.
 
     Scores are those of `paper`. The last prompt token's slot is dropped in every layer and head, the other T - 1 tokens
-    are reduced to C - 1 entries per head, and that token is fed again: the cache then has exactly C entries. The token
+    are reduced to C - 1 entries per head, and the last token is fed again: the cache then has exactly C entries. This token
     is never ranked, merged or quantised. What earlier tokens absorbed in the full prefill stays: see `masked`.
     """
 
@@ -230,7 +219,7 @@ class Masked(Strict):
     """A diagnostic of `strict` that recomputes the kept entries in a prefill that sees nothing else.
 
     Scoring and selection are those of `strict`. Then the prompt is prefilled a second time: in each layer and KV head,
-    every token attends to what is kept there and to itself. The entries that stay are those of the second pass, and the
+    every token attends only to kept entries and to itself. The entries that stay are those of the second pass, and the
     last prompt token is fed again on them. A token evicted everywhere still affects which tokens stay and what the
     vision encoder mixed, but nothing else. The difference to `strict` is what kept entries remember of evicted ones.
     """
@@ -263,8 +252,7 @@ class QueryFirst(QueryAware):
 
 
 class QueryJoint(QueryAware):
-    """A protocol that compresses a document once for all of its questions: an entry's score is the mean of its scores for
-    each question."""
+    """A protocol that compresses a document once for all questions. A score is the mean of the scores for each question."""
 
     name = "query_joint"
     about = "the context is compressed once for all questions of its document: what the room costs when all are known"
@@ -282,8 +270,7 @@ class QueryGeneric(QueryAware):
 
 
 class QueryParaphrase(QueryAware):
-    """A protocol that compresses a document for a paraphrase of the question, then asks the question: the cost of the
-    wording alone."""
+    """A protocol that compresses a document for a paraphrase of the question, then asks the question."""
 
     name = "query_paraphrase"
     about = "the context is compressed for the same question in other words"

@@ -1,8 +1,7 @@
 """The last token that each token of a prompt attends to: itself, or the last token of its picture.
 
-The model's attention mask determines it. The tokens of a picture attend to each other in all layers of Gemma 3, but only in
-the sliding layers of Gemma 4, which are not compressed. In both cases a token attends to a prefix of the prompt, so one number
-per token is enough.
+The tokens of a picture attend to each other in all layers of Gemma 3, but only in the sliding layers of Gemma 4, which are
+not compressed. A token always attends to a prefix of the prompt, so one number per token is enough.
 """
 
 from __future__ import annotations
@@ -17,13 +16,9 @@ from mmkv_bench.errors import UnsupportedError
 
 
 def picture_ends(types: Tensor) -> Tensor:
-    """Return the index of the last token of each token's run of visual tokens; for text, the token's own index.
+    """Return the index of the last token of each token's run of visual tokens, int64 `[B, n]`; for text, the token's own index.
 
-    Args:
-        types: int `[B, n]`, 0 text, above 0 visual.
-
-    Returns:
-        int64 `[B, n]`.
+    types: int `[B, n]`, 0 text, above 0 visual.
     """
     visual, token_indices = types > 0, torch.arange(types.shape[1], device=types.device)
     continues = torch.nn.functional.pad(visual[:, :-1] & visual[:, 1:], (0, 1))
@@ -50,9 +45,9 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
     None: every token attends only to tokens up to itself.
 
     Args:
-        mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping from
-            kinds of layers to masks, of which the mask of full attention is used. None, or a mask that hides only padding,
-        means causal attention.
+        mask: the text model's attention mask, `[B|1, 1, n, S]` for S tokens so far, bool or added to scores; or a mapping
+            from kinds of layers to masks, of which the mask of full attention is used. None, or a mask that hides only
+            padding, means causal attention.
         types: int `[B, S or more]`, 0 text, above 0 visual; None: unknown.
         pads: left padding of each row.
 
@@ -68,10 +63,8 @@ def reach_of(mask: object, types: Tensor | None, pads: Sequence[int]) -> Tensor 
     if not bool(visible.triu(1 + start).any()):
         return None
     known_types = torch.zeros(1, seen) if types is None else types[:, :seen]
-    slots, ends = (
-        torch.arange(seen, device=visible.device),
-        start + picture_ends(known_types[:, start:].to(visible.device)),
-    )
+    slots = torch.arange(seen, device=visible.device)
+    ends = start + picture_ends(known_types[:, start:].to(visible.device))
     padding = torch.tensor(pads, device=visible.device)[:, None, None]
     expected_mask = (slots <= ends[:, :, None]) & (slots >= padding)
     if not bool(((visible == expected_mask) | (slots[start:, None] < padding)).all()):

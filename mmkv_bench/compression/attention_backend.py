@@ -1,9 +1,8 @@
-"""The attention functions that are registered with transformers: its own kernels, called with a mask that is mapped to
-the slots of a compressed cache.
+"""The attention functions registered with transformers: its own kernels, with a mask over the slots of a compressed cache.
 
-`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision tower keeps
-its implementation. A mask function is registered under the same names: for a name without one transformers makes no mask, and
-padding would be attended to.
+`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision
+tower keeps its implementation. A mask function is registered under each name too: without one transformers makes no
+mask, and padding would be attended to.
 """
 
 from __future__ import annotations
@@ -44,13 +43,9 @@ class Serving(Protocol):
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None: ...
 
 
-LAYER = (
-    "compressed_layer"  # the argument by which a session's hook passes the layer of a call to the attention function
-)
-
-READS = (
-    "reads_another"  # an argument that is True if the module stores nothing; `LAYER` is then the layer that it reads
-)
+# Arguments that a session's hooks pass to the attention function: the cache layer of the call, and whether the module
+# stores nothing and only reads that layer.
+LAYER, READS = "compressed_layer", "reads_another"
 
 # Which session serves an attention module.
 SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()
@@ -76,8 +71,8 @@ def _eager(
     """Return softmax(Q K^T * scaling + mask) V and the attention weights, with a float32 softmax.
 
     This package needs its own function, because transformers registers none for eager attention.
-    s_aux: `[Hq]`, learned sinks (gpt-oss): one more column of scores, without a value. As in that model, the softmax then runs in
-    the dtype of the scores, after the row's maximum is subtracted.
+    s_aux: `[Hq]`, learned sinks (gpt-oss): one more column of scores, without a value. As in that model, the softmax then
+    runs in the dtype of the scores, after the row's maximum is subtracted.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
@@ -100,11 +95,11 @@ def _eager(
 def _sdpa(
     module: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call transformers' `sdpa`; if possible, keys and values are not copied for each query head of a KV head.
+    """Call transformers' `sdpa`, or torch's function without copying keys and values for each query head of a KV head.
 
     mask: `[B|1, Hq|Hkv|1, n, slots]`. For a single query, the query heads of a KV head become rows of one query, so keys and
-    values are read once per KV head. This needs one mask per KV head, or one for all heads (as a fixed layer has). Without a mask
-    it is done only for long caches on a CPU, whose kernel would read keys and values once per query head.
+    values are read once per KV head. This needs one mask per KV head, or one for all heads (as a fixed layer has). Without a
+    mask it is done only for long caches on a CPU, whose kernel would read keys and values once per query head.
     """
     heads, new_tokens = key.shape[1], query.shape[2]
     groups = query.shape[1] // heads
@@ -158,7 +153,7 @@ def _around(base: str) -> Kernel:
 
 
 def register(base: str) -> str:
-    """Register the attention and mask functions that wrap the implementation `base`; return the name they are registered under.
+    """Register the attention and mask functions that wrap the implementation `base`; return their name.
 
     Raises:
         UnsupportedError: `base` is not supported.

@@ -14,13 +14,9 @@ from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 
 class BatchedLayer(CompressedLayer):
-    """One layer of several sequences that have all been shown the same number of tokens: forks of a prompt, or prompts
-    of one length.
+    """One layer of several sequences that have all been shown the same number of tokens.
 
-    Each sequence's layer stores its own entries and sees its own row only, exactly as when it decodes alone.
-
-    Args:
-        rows: layers of one sequence each.
+    `rows` are layers of one sequence each. Each stores its own entries, exactly as when its sequence decodes alone.
     """
 
     def __init__(self, rows: Sequence[CompressedLayer]):
@@ -30,10 +26,7 @@ class BatchedLayer(CompressedLayer):
         self._entries: list[tuple[Tensor, Tensor]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append row i of keys and values `[R, Hkv, n, D]` to layer i; return both unchanged.
-
-        `attention` reads the entries from the layers.
-        """
+        """Append row i of keys and values `[R, Hkv, n, D]` to layer i; return both unchanged (`attention` reads the layers)."""
         self._entries = [
             row.update(key_states[i : i + 1], value_states[i : i + 1], *args, **kwargs)
             for i, row in enumerate(self.rows)
@@ -91,20 +84,22 @@ class BatchedLayer(CompressedLayer):
 def join(caches: Sequence[CompressedCache], reserve: int, stepwise: bool = False) -> CompressedCache:
     """Return one cache with the rows of several caches. The given caches are emptied.
 
-    Layers are joined one by one, so at most one layer is in memory twice. If lengths differ, shorter heads are padded on the
-    left, or stored back to back if the device can read them so. Layers with the state of a decode policy are not merged: a
-    `BatchedLayer` stores them side by side.
+    Layers are joined one by one, so at most one layer is in memory twice. If lengths differ, shorter heads are padded on
+    the left, or stored back to back if the device can read them so. Layers with the state of a decode policy are not
+    merged: a `BatchedLayer` stores them side by side.
 
     Args:
         caches: must all have been shown the same number of tokens, unless `stepwise`.
         reserve: number of slots that will be appended (a decode policy's layer has reserved them itself).
-        stepwise: only one token per row will be fed at a time. Such a token sees every entry of its row, so rows may have been
-            shown different numbers of tokens. A mask for several tokens would be wrong.
+        stepwise: only one token per row will be fed at a time. Such a token sees every entry of its row, so rows may have
+            been shown different numbers of tokens.
     """
     layers: list[Any] = []
     while caches[0].layers:
         rows = [cache.layers.pop(0) for cache in caches]
-        layers.append(_joined(rows, reserve, stepwise) if isinstance(rows[0], CompressedLayer) else states.beside(rows))
+        layers.append(
+            _joined(rows, reserve, stepwise) if isinstance(rows[0], CompressedLayer) else states.concatenate(rows)
+        )
     return CompressedCache.of(layers)
 
 

@@ -41,15 +41,10 @@ _BYTES = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zA-Z]+)")
 
 @dataclass(frozen=True)
 class StateCost:
-    """Bytes of one sequence's state.
+    """Bytes of one sequence's state."""
 
-    Attributes:
-        entry: bytes of one entry per KV head, in all compressed layers.
-        beside: bytes of full windows and recurrent states, in the layers that are not compressed.
-    """
-
-    entry: int
-    beside: int = 0
+    entry: int  # bytes of one entry per KV head, in all compressed layers
+    beside: int = 0  # bytes of full windows and recurrent states, in the layers that are not compressed
 
     def entries(self, nbytes: int, text: str) -> int:
         """Return the number of entries per KV head that fit into `nbytes` of state. Raises ConfigError: none fit.
@@ -66,7 +61,7 @@ class StateCost:
 
 @dataclass(frozen=True)
 class Budget:
-    """A requested budget, in entries per KV head or as a fraction. `1` is one entry, `1.0` everything; neither becomes the other.
+    """A requested budget: entries per KV head, or a fraction. `1` is one entry, `1.0` everything; neither becomes the other.
 
     in_bytes: the text of a budget that was requested in bytes; `entries` is then the number of entries that it allows.
     """

@@ -4,9 +4,9 @@ Masks and positions always use logical coordinates. Each layer has `positions`, 
 (-1 marks a padding slot), and the attention function maps the logical mask through it. Kept indices ascend and ragged
 heads are padded on the left, so that a new token goes to the same last column of every head.
 
-Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter of its
-size, so appends stay amortised O(1); `growths` counts how often that happened. Callers that know the longest answer (the fork
-engine, and `generate_alone`) reserve its slots, so their layers never grow; the default slack is for all other callers.
+Storage is preallocated with slack, and appending writes in place. A layer whose slack runs out grows by at least a
+quarter of its size, so appends stay amortised O(1); `growths` counts these events. Callers that know the longest answer
+reserve its slots, so their layers never grow.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ class CompressedLayer(CacheLayerMixin):
         self.growths += self.stored > 0
         slot_count = self.stored + new + max(self.reserve, self.stored // 4)
 
-        def grown(old: Tensor) -> Tensor:
+        def grow(old: Tensor) -> Tensor:
             storage = old.new_empty(*old.shape[:2], slot_count, *old.shape[3:])
             storage[:, :, : self.stored] = old[:, :, : self.stored]
             return storage
 
-        self._key_storage, self._value_storage = grown(self._key_storage), grown(self._value_storage)
+        self._key_storage, self._value_storage = grow(self._key_storage), grow(self._value_storage)
         if self._position_storage is not None:
-            self._position_storage = grown(self._position_storage)
+            self._position_storage = grow(self._position_storage)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored keys and values."""
@@ -147,7 +147,7 @@ class CompressedLayer(CacheLayerMixin):
 
     # ------------------------------------------------------------------ compression
     def slot_positions(self) -> Tensor:
-        """Return the logical index (token number) of every slot, int64 `[B, Hkv, stored]`, also if nothing was evicted."""
+        """Return the logical index (token number) of every slot, int64 `[B, Hkv, stored]`, even if `positions` is None."""
         if (positions := self.positions) is not None:
             return positions.long()
         batch, heads = self._key_storage.shape[:2]
@@ -160,8 +160,8 @@ class CompressedLayer(CacheLayerMixin):
 
         Args:
             index: int64 `[B, Hkv, m]` slots to keep, ascending, padded on the left with -1.
-            reduce: `(key [Hkv, S, D], value, index [Hkv, m]) -> (key [Hkv, m, D], value)`, called per sequence; or one
-                function per sequence.
+            reduce: function `(key [Hkv, S, D], value, index [Hkv, m]) -> (key [Hkv, m, D], value)`, called per sequence; or
+                one such function per sequence.
             reserve: slots of slack after the kept ones; None: the layer's default.
             forget: number of newest tokens that no longer count as seen (they must not be kept).
         """
@@ -195,8 +195,11 @@ class CompressedLayer(CacheLayerMixin):
             mask: `[B|1, 1, n, seen]` bool (True = visible) or additive float, or None when nothing is masked.
 
         Returns:
-            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot i holds
-                token i; None when every stored slot is visible to every query.
+            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head. `mask` itself while slot i
+            holds token i; None when every stored slot is visible to every query.
+
+        Raises:
+            UnsupportedError: no mask is given for several queries, although some slots are padding.
         """
         positions = self.positions
         if positions is None:
@@ -248,7 +251,7 @@ class CompressedLayer(CacheLayerMixin):
         return key, value, self.visible(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
-        """Hook that is called after the attention of every forward. No effect here; subclasses accumulate scores or evict."""
+        """React to the attention of a forward, right after it. No effect here; subclasses accumulate scores or evict."""
 
     def drop(self, slots: Tensor) -> None:
         """Remove one slot of every head, int64 `[B, Hkv]`, in place; all later entries move one slot to the left."""
@@ -264,12 +267,10 @@ class CompressedLayer(CacheLayerMixin):
         self.ragged = bool((positions < 0).any())
 
     def _move(self, index: Tensor, right: bool = False) -> None:
-        """Copy slot `index[..., j]` to slot j, block by block, so that no second cache is needed.
+        """Copy slot `index[..., j]` to slot j, block by block, so that no second cache is needed. index: int64 `[B, Hkv, m]`.
 
-        Args:
-            index: int64 `[B, Hkv, m]`.
-            right: entries move to higher slots (no `index[..., j]` is above j), so blocks are copied from the last to the first.
-                Otherwise entries move to lower slots (none is below j).
+        right: entries move to higher slots: no `index[..., j]` is above j, and the last block is copied first. Otherwise entries
+        move to lower slots: no `index[..., j]` is below j.
         """
         width = index.shape[2]
         block = max(64, -(-width // 16))
@@ -288,7 +289,7 @@ class CompressedLayer(CacheLayerMixin):
         return (positions >= 0).sum(-1).cpu()
 
     def nbytes(self) -> tuple[int, int]:
-        """Return (bytes of stored keys and values, padding slots included; bytes of positions), without slack."""
+        """Return (bytes of stored keys and values, bytes of positions), with padding slots and without slack."""
         if not self.is_initialized:
             return 0, 0
         data = self.keys.numel() * self.keys.element_size() + self.values.numel() * self.values.element_size()
@@ -310,7 +311,7 @@ class CompressedLayer(CacheLayerMixin):
     def read_nbytes(self, fed: int) -> int:
         """Return the bytes that attention reads to decode one token after `fed` further tokens.
 
-        They include the token's own key and value, padding, scales, minima and mean keys.
+        They include the new token's key and value, padding, and in subclasses scales, minima and mean keys.
         """
         batch, heads = self._key_storage.shape[:2]
         return batch * heads * (self.stored + fed + 1) * self.slot_nbytes
@@ -325,7 +326,7 @@ class CompressedLayer(CacheLayerMixin):
         return sum(storage.shape[-1] * storage.element_size() for storage in (self._key_storage, self._value_storage))
 
     def reachable(self) -> Tensor:
-        """Count the entries that a later step may read, wherever they are stored: int64 `[B, Hkv]`."""
+        """Count the entries that a later step may read, in the cache or in host memory: int64 `[B, Hkv]`."""
         return self.entries()
 
     def host_nbytes(self) -> int:
@@ -355,12 +356,12 @@ class CompressedLayer(CacheLayerMixin):
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """Build a layer for several sequences: forks of one prompt, or prompts of one length.
+        """Build a layer for several sequences.
 
         Args:
             rows: per sequence key `[Hkv, m, D]`, value `[Hkv, m, D]` and positions int64 `[Hkv, m]` (-1 = padding);
                 positions are None for all sequences if slot i of each holds token i.
-            seen: tokens that every sequence has been shown.
+            seen: most tokens that a sequence has been shown.
             reserve: slots that will be appended; the layer never grows within them.
         """
         layer = cls(reserve)
@@ -385,9 +386,10 @@ class CompressedLayer(CacheLayerMixin):
 
 
 class CompressedCache(Cache):
-    """A cache of `CompressedLayer`s, passed to a model as `past_key_values`.
+    """A cache that is passed to a model as `past_key_values`.
 
-    Layers of the model that are not compressed (`states.py`) are in the cache too, at their own indices.
+    It has a `CompressedLayer` for each compressed layer of the model. Layers that are not compressed (`states.py`) are in
+    the cache too, at their own indices.
 
     Attributes:
         query_positions: function `(cache, position_ids) -> position_ids` that changes the positions of decoded tokens, or
@@ -410,11 +412,11 @@ class CompressedCache(Cache):
 
         Args:
             others: index -> layer that is not compressed. All other indices get the layers of `compressed`.
-            rows: how often the only sequence of `others` is repeated.
+            rows: number of copies of the single sequence in `others`.
         """
         remaining_layers = iter(compressed)
         layers = [
-            states.mapped(others[i], lambda one: one.repeat_interleave(rows, 0))
+            states.map_tensors(others[i], lambda one: one.repeat_interleave(rows, 0))
             if i in others
             else next(remaining_layers)
             for i in range(len(self.layers))
@@ -436,14 +438,14 @@ class CompressedCache(Cache):
         """The layers that are not compressed, by index."""
         return {i: layer for i, layer in enumerate(self.layers) if not isinstance(layer, CompressedLayer)}
 
-    def copied_states(self) -> dict[int, Any]:
+    def copy_states(self) -> dict[int, Any]:
         """Return copies of the layers that are not compressed."""
-        return {i: states.mapped(layer, torch.clone) for i, layer in self.states.items()}
+        return {i: states.map_tensors(layer, torch.clone) for i, layer in self.states.items()}
 
     def put_states(self, others: Mapping[int, Any]) -> None:
         """Replace the layers that are not compressed by copies of `others` (index -> layer)."""
         for i, layer in others.items():
-            self.layers[i] = states.mapped(layer, torch.clone)
+            self.layers[i] = states.map_tensors(layer, torch.clone)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of tokens that a layer has seen.
@@ -460,11 +462,11 @@ class CompressedCache(Cache):
             if isinstance(layer, CompressedLayer):
                 layer.batch_select_indices(indices)
             else:
-                self.layers[i] = states.mapped(layer, lambda one: one.index_select(0, indices.to(one.device)))
+                self.layers[i] = states.map_tensors(layer, lambda one: one.index_select(0, indices.to(one.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         for i, layer in enumerate(self.layers):
             if isinstance(layer, CompressedLayer):
                 layer.batch_repeat_interleave(repeats)
             else:
-                self.layers[i] = states.mapped(layer, lambda one: one.repeat_interleave(repeats, 0))
+                self.layers[i] = states.map_tensors(layer, lambda one: one.repeat_interleave(repeats, 0))

@@ -18,12 +18,14 @@ class Compaction:
     """`stream.positions=compact`: kept keys are rotated to consecutive positions that end at the newest token's position.
 
     The distance of a query to a key is then the difference of their indices in the cache, as in StreamingLLM (arXiv
-    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the entries get positions that end at the newest
-    token's, and queries keep their positions. For rotary attention this is equivalent, and queries have the same
-    positions in all heads, whatever each head keeps. With several axes (M-RoPE), a position that no kept entry of the
-    head has on any axis is removed from every axis. So neighbours in a picture stay neighbours, and text is numbered as
-    on one axis. A later picture or frame must have higher positions than everything before it on every axis. This holds
-    for pictures and text, but not for the frames of some videos, which `generation/stream_reader.py` refuses.
+    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the last entry keeps the newest token's position,
+    and queries keep theirs. For rotary attention this is equivalent, and queries have the same positions in all heads,
+    whatever each head keeps.
+
+    With several axes (M-RoPE), a position that no kept entry of the head has on any axis is removed from every axis. So
+    neighbours in a picture stay neighbours, and text is numbered as on one axis. A later picture or frame must have higher
+    positions than everything before it on every axis. This holds for pictures and text, but not for the frames of some
+    videos, which `generation/stream_reader.py` refuses.
 
     Keys are rotated by the difference, in float32, and rounded to the cache's dtype each time they move.
 
@@ -55,8 +57,8 @@ class Compaction:
         self._moved[layer] = torch.stack([_consecutive(kept[:, head], newest) for head in range(len(index))], 1)
         return self._moved[layer] - kept
 
-    def rotated(self, keys: Tensor, moves: Tensor) -> Tensor:
-        """Return keys `[Hkv, m, D]` rotated by `moves` `[axes, Hkv, m]`. Keys with no move are returned bit for bit."""
+    def rotate_keys(self, keys: Tensor, moves: Tensor) -> Tensor:
+        """Return keys `[Hkv, m, D]` rotated by `moves` `[axes, Hkv, m]`. Keys that do not move are returned bit for bit."""
         cos, sin = (part.float().view(*keys.shape[:2], -1) for part in self.rope(moves.flatten(1)))
         scale = (cos * cos + sin * sin).rsqrt()  # of scaled rotations (YaRN): the key has its scale already
         rotated_keys = rotate(keys.float(), cos * scale, sin * scale).to(keys.dtype)
@@ -70,7 +72,7 @@ def _consecutive(positions: Tensor, newest: int) -> Tensor:
 
 
 def check_rope(config: object) -> None:
-    """Raise UnsupportedError for a model whose rotary frequencies depend on the length. config: its text config."""
+    """Raise UnsupportedError for rotary frequencies that depend on the length. config: the text model's config."""
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if kind in ("dynamic", "longrope"):
         raise UnsupportedError(

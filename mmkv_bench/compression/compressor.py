@@ -23,7 +23,7 @@ SCORE_DTYPES = ("torch.float32", "torch.float64")
 
 
 class NonFiniteScoreError(MMKVError):
-    """A scorer produced NaN or infinity: the cell's row gets status `nan`."""
+    """A scorer produced NaN or infinity. The result gets status `nan`."""
 
 
 class ScoreError(MMKVError):
@@ -35,7 +35,7 @@ class OverBudgetError(MMKVError):
 
 
 class Eviction(NamedTuple):
-    """The four parts that a method needs to evict: scorer, allocator, selector and reducer."""
+    """The four parts that a method needs to evict."""
 
     scorer: Scorer
     allocator: Allocator
@@ -45,12 +45,12 @@ class Eviction(NamedTuple):
 
 @dataclass(frozen=True)
 class Compressor:
-    """One composed method. Without a scorer nothing is evicted and no budget applies: it is `full`, or only quantises.
+    """One composed method. Without a scorer nothing is evicted and no budget applies: the method is `full`, or only quantises.
 
     Attributes:
         name: the name that tables show.
-        reading: `paper`, or `released` for what the released code does. A budget that only a released code exceeds is
-            refused under `paper`.
+        reading: `paper`, or `released` for what the released code does. Under `paper`, keeping more than the budget is an
+            error unless the paper's own formula does so.
         decoding: the policy for the kept entries while the answer is decoded; None: they stay, and new entries are appended.
     """
 
@@ -110,11 +110,7 @@ class Compressor:
 
     @property
     def exceeds(self) -> bool:
-        """True if more than the budget may be kept.
-
-        Either a released code does so, which is refused outside of `reading=released`, or a paper's own formula does
-        (`exceeds_as_printed`).
-        """
+        """True if more than the budget may be kept, by a released code or by a paper's own formula (`exceeds_as_printed`)."""
         return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
 
     @property
@@ -129,10 +125,7 @@ class Compressor:
         return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     def check_no_answer(self, protocol: str) -> None:
-        """Raise UnsupportedError if scores need the full cache's answer.
-
-        Under the given protocol a document has several questions and so several answers.
-        """
+        """Raise UnsupportedError if scores need the full cache's answer. Under this protocol a document has several answers."""
         if self.needs.answer:
             raise UnsupportedError(
                 f"protocol={protocol} compresses a document for other questions than the answered one, but "
@@ -140,7 +133,7 @@ class Compressor:
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError if the method does more than evict entries, because the given protocol could not repeat it."""
+        """Raise UnsupportedError if the method does more than evict entries, which a second prefill could not repeat."""
         decoding, reducer, objection = self.decoding, self.reducer, None
         if self.resamples:
             objection = "evicts nothing"
@@ -160,8 +153,6 @@ class Compressor:
 
     def check_beside_states(self, owner: str, rule: Protocol, read: bool = False) -> None:
         """Raise UnsupportedError if method or protocol cannot run on a model with sliding or recurrent layers.
-
-        For example, such layers cannot return to an earlier state.
 
         Args:
             owner: name of the model or family, for messages.
@@ -198,18 +189,12 @@ class Compressor:
 
     @property
     def version(self) -> int:
-        """Version of the method's results, from 1. A part whose results were changed raises it (`Scorer.method_version`).
-
-        The version is a sum over parts, so a change of any part changes it.
-        """
+        """Version of the method's results: 1, plus one for each change of a part's results (`Scorer.method_version`)."""
         all_parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
         return 1 + sum(part.method_version(self) - 1 for part in all_parts if part is not None)
 
     def version_at(self, budget: Budget | None) -> int:
-        """Return the version of the method's results at this budget.
-
-        It is `version`, plus one if the budget is a fraction and the allocator reads the fraction.
-        """
+        """Return `version`, plus one if the budget is a fraction and the allocator reads the fraction."""
         fraction = budget is not None and budget.asked is not None
         return self.version + (fraction and self.allocator is not None and self.allocator.reads_fraction)
 
@@ -240,12 +225,12 @@ class Compressor:
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
         """Return the scores `[Hkv, T]` of one layer for a budget of `entries` per KV head.
 
-        Shape and dtype are checked: float32, float64, or the model's half precision if the scorer rounds to it.
+        The dtype is float32, float64, or the model's half precision if the scorer rounds to it.
 
         Raises:
-            ScoreError: the score has another shape or dtype.
+            ScoreError: the scorer returned another shape or dtype.
         """
-        score = self.eviction.scorer.score(self._seen(observation, entries, seed), entries, seed)
+        score = self.eviction.scorer.score(self._scorer_view(observation, entries, seed), entries, seed)
         expected_shape = tuple(observation.key.shape[:2])
         allowed = (*SCORE_DTYPES, str(observation.key.dtype)) if self.eviction.scorer.halves else SCORE_DTYPES
         if (
@@ -264,7 +249,7 @@ class Compressor:
 
     def observed_fallbacks(self, observation: Observation, entries: int, seed: int) -> tuple[str, ...]:
         """Return further fallbacks of one layer, which are known only from its scores."""
-        return self.eviction.scorer.observed_fallbacks(self._seen(observation, entries, seed), entries, seed)
+        return self.eviction.scorer.observed_fallbacks(self._scorer_view(observation, entries, seed), entries, seed)
 
     def summary(self, observation: Observation, entries: int, seed: int) -> Tensor | None:
         """Return the allocator's summary of one layer; None if it makes none at this budget."""
@@ -274,7 +259,7 @@ class Compressor:
             return None
         return allocator.summary(observation.seen_by(allocator, allocator.needs, key, seed), entries, seed)
 
-    def _seen(self, observation: Observation, entries: int, seed: int) -> Observation:
+    def _scorer_view(self, observation: Observation, entries: int, seed: int) -> Observation:
         scorer = self.eviction.scorer
         return observation.seen_by(scorer, scorer.needs, scorer.key(entries, observation.length), seed)
 
@@ -306,10 +291,10 @@ class Compressor:
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
             layers: the layers that `scores` belong to.
             n_layers: number of layers of the model.
-            refed: number of last tokens that will be fed again (1 under `strict`). Their columns are dropped from the
-                candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
-            order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`; None:
-                sort here.
+            refed: number of last tokens that will be fed again (1 under `strict`). They are no candidates, and their entries
+                are reserved: C - 1 entries per head are chosen from T - 1.
+            order: `selector.order` of the candidates, the layers' heads stack_scores: int64 `[len(scores) * Hkv, T - refed]`;
+                None: sort here.
             summaries: layer -> result of the allocator's `summary` (see `Context`).
             length: T, the number of tokens that the budget applies to; None: as many as were scored.
             asked: the fraction of T that was requested as budget; None for a budget in entries.
@@ -325,7 +310,7 @@ class Compressor:
         candidates = context.candidates
         granted = budget - refed
         # Selectors treat every head by itself, so the heads of all layers go through in one call.
-        rows = stacked(scores)
+        rows = stack_scores(scores)
         finite = torch.isfinite(rows).all(-1)
         if not bool(finite.all()):
             layer = layers[int((~finite).int().argmax()) // scores[0].shape[0]]
@@ -363,7 +348,7 @@ class Compressor:
         return allocator.allowance(granted, candidates, layers, n_layers)
 
 
-def stacked(scores: Sequence[Tensor]) -> Tensor:
+def stack_scores(scores: Sequence[Tensor]) -> Tensor:
     """Stack the scores of several layers, `[Hkv, n]` each, on the first one's device: `[layers * Hkv, n]`."""
     return torch.cat([score.to(scores[0].device) for score in scores])
 

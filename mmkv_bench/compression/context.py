@@ -1,4 +1,4 @@
-"""The facts about a prompt and a method's other parts that allocators and decode policies receive."""
+"""The facts about a prompt that allocators and decode policies receive."""
 
 from __future__ import annotations
 
@@ -14,23 +14,18 @@ from mmkv_bench.compression.lazy_torch import Tensor
 class Context:
     """One prompt (or, under ``query_agnostic``, its context) that is about to be reduced.
 
-    Attributes:
-        budget: C, entries per KV head, including the entries of tokens that are fed again.
-        length: T, tokens of the prompt.
-        refed: number of last tokens that will be fed again and are not candidates.
-        types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
-        summaries: layer -> what ``Allocator.summary`` returned. Scope "model": all layers; scope "layer": the layers so far, from
-            which an allocator can recompute what it carries from layer to layer.
-        asked: the fraction of T that was requested as budget (C is its product with T, rounded down); None for a budget
-            in entries.
+    ``summaries`` maps a layer to what ``Allocator.summary`` returned. With scope "model" it has all layers; with scope
+    "layer" it has the layers so far, from which an allocator can recompute what it carries from layer to layer.
     """
 
-    budget: int
-    length: int
-    refed: int = 0
-    types: Tensor | None = None
+    budget: int  # C, entries per KV head, including the entries of tokens that are fed again
+    length: int  # T, tokens of the prompt
+    refed: int = 0  # last tokens that will be fed again and are not candidates
+    types: Tensor | None = None  # int [T], 0 text, 1 image, 2 video; None when unknown
     summaries: Mapping[int, Tensor] = field(default_factory=dict)
-    asked: Fraction | None = None
+    asked: Fraction | None = (
+        None  # requested fraction of T (C is the product, rounded down); None for a budget in entries
+    )
 
     @property
     def candidates(self) -> int:
@@ -44,7 +39,7 @@ class Context:
 
 
 class Composed(Protocol):
-    """The parts of one method, None for missing parts; `compressor.Compressor` implements this protocol."""
+    """The parts of one method, None for missing parts, as in `compressor.Compressor`."""
 
     @property
     def scorer(self) -> object: ...

@@ -13,28 +13,18 @@ from mmkv_bench.compression.varlen_layer import VarlenLayer
 
 @dataclass(frozen=True)
 class LayerAccount:
-    """Byte and entry counts of one layer right after the prompt was reduced, before any further token is fed.
+    """Byte and entry counts of one layer right after the prompt was reduced, before any further token is fed."""
 
-    Attributes:
-        entries, reachable: int64 `[Hkv]` on the CPU, see `CompressedLayer`.
-        device, host: bytes of keys and values on the device and in host memory.
-        metadata: bytes of positions, scales, minima and mean keys.
-        held: bytes of all tensors of the layer, on the device and the host, free slots and buffers included.
-        padding: bytes of `held` that store no entry.
-        read, moved: see `CompressedLayer.read_nbytes` and `moved_nbytes`.
-        useful: `read` without padding.
-    """
-
-    entries: Tensor
-    reachable: Tensor
-    device: int
-    metadata: int
-    host: int
-    held: int
-    padding: int
-    read: int
-    moved: int
-    useful: int
+    entries: Tensor  # int64 [Hkv] on the CPU, see `CompressedLayer.entries`
+    reachable: Tensor  # int64 [Hkv] on the CPU, see `CompressedLayer.reachable`
+    device: int  # bytes of keys and values on the device
+    metadata: int  # bytes of positions, scales, minima and mean keys
+    host: int  # bytes of keys and values in host memory
+    held: int  # bytes of all tensors, on the device and the host, free slots and buffers included
+    padding: int  # bytes of `held` that store no entry
+    read: int  # see `CompressedLayer.read_nbytes`
+    moved: int  # see `CompressedLayer.moved_nbytes`
+    useful: int  # `read` without padding
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
@@ -63,9 +53,7 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
 
 
 def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[LayerAccount]:
-    """Return the entry and byte counts of each row of a layer, as if the row were stored alone.
-
-    The layer has no decode policy. All rows are counted at once.
+    """Return the entry and byte counts of each row of a layer without a decode policy, as if the row were stored alone.
 
     Args:
         slack: number of free slots that a row would have if stored alone.
@@ -77,7 +65,7 @@ def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[Lay
     if layer.stored + slack > layer.capacity:
         raise ValueError(f"the layer has {layer.capacity - layer.stored} free slots, fewer than slack={slack}")
     if isinstance(layer, VarlenLayer) and layer.folded:
-        return [account(layer.alone(row, slack), coming) for row, coming in enumerate(fed)]
+        return [account(layer.single_row(row, slack), coming) for row, coming in enumerate(fed)]
     counted = layer.entries()
     widths, heads, slot = counted.amax(-1).tolist(), counted.shape[1], layer.slot_nbytes
     position_bytes = 0 if layer.positions is None else layer.positions.element_size()

@@ -4,8 +4,8 @@ While a prompt is prefilled and reduced the layer works like any `CompressedLaye
 tokens are written in place, the number of filled slots is a tensor, attention reads the storage in its full width, and
 the mask comes from lengths. No shape and no Python number changes from step to step, so nothing is traced twice.
 
-A CUDA graph is recorded with addresses, and recorded again if they differ. So a `Pool` keeps the storage after a prompt, and the
-next prompt of the same shape is decoded at the same addresses. Two caches that live at once have separate storage.
+A CUDA graph is recorded for certain addresses. So a `Pool` keeps the storage after a prompt, and the next prompt of the
+same shape is decoded at the same addresses. Two caches that live at once have separate storage.
 """
 
 from __future__ import annotations
@@ -26,22 +26,18 @@ from mmkv_bench.errors import UnsupportedError
 
 
 class FixedLayer(CompressedLayer):
-    """The entries of one layer for `B` sequences, in storage that does not grow any more once `fix` was called.
-
-    Attributes:
-        fixed: True once `fix` was called.
-    """
+    """The entries of one layer for `B` sequences, in storage that does not grow any more once `fix` was called."""
 
     is_compileable = True
 
     _length: Tensor  # int64 [], filled slots; before `fix`, `_stored` counts them
-    _shown: Tensor  # int64 [], tokens seen
+    _tokens_seen: Tensor  # int64 [], tokens seen
     _first: Tensor | None  # int64 [B, Hkv, 1, 1], the first slot that is not padding; None: no padding
     _starts: Tensor | None  # int32 [B Hkv + 1], where each head's entries begin; None: a mask is used
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
-        """Return a layer, not fixed yet, that shares the storage of `layer`. Changes of its lengths do not affect `layer`."""
+        """Return a layer, not fixed yet, that shares the storage of `layer` but counts its own tokens."""
         assert not isinstance(layer, VarlenLayer) or not layer.folded, (
             "who decodes from fixed storage prefills without packing"
         )
@@ -69,12 +65,12 @@ class FixedLayer(CompressedLayer):
 
     @property
     def seen(self) -> int:
-        return int(self._shown) if self.fixed else self._seen
+        return int(self._tokens_seen) if self.fixed else self._seen
 
     @seen.setter
     def seen(self, value: int) -> None:
         if self.fixed:
-            self._shown.fill_(value)
+            self._tokens_seen.fill_(value)
         else:
             self._seen = value
 
@@ -82,8 +78,7 @@ class FixedLayer(CompressedLayer):
     def padding(self, pads: Sequence[int]) -> Tensor | None:
         """Count the padding slots at the left of each head, int64 `[B, Hkv]`; None if there are none.
 
-        Args:
-            pads: number of padding tokens of each prompt of the batch, which are stored if nothing was evicted.
+        pads: number of padding tokens of each prompt of the batch, which are stored if nothing was evicted.
         """
         batch, heads = self._key_storage.shape[:2]
         if (positions := self.positions) is not None:
@@ -95,7 +90,7 @@ class FixedLayer(CompressedLayer):
     def shape(self, padded: bool, rounded: bool) -> StorageShape:
         """Return the shape of the storage that `fix` needs.
 
-        padded: whether a layer of the cache has padding. rounded: round the number of slots up, see `fix`.
+        padded: whether a layer of the cache has padding. rounded: round the number of slots up (`bucket`).
         """
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
@@ -103,27 +98,27 @@ class FixedLayer(CompressedLayer):
         by_lengths = widths[0] == widths[1] and folds(self.device, self.dtype, widths[0])
         return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
-    def fix(self, padding: Tensor | None, room: LayerBuffers) -> None:
-        """Move the entries into the tensors of `room`; from then on the storage does not grow.
+    def fix(self, padding: Tensor | None, buffers: LayerBuffers) -> None:
+        """Move the entries into the tensors of `buffers`, which do not grow.
 
         padding: number of padding slots of each head (`padding()`); None if no layer of the cache has any.
         """
-        stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
+        stored, seen, slots = self.stored, self.seen, buffers.keys.shape[2]
         if (places := self._position_storage) is not None:  # tokens come in order: positions of free slots are known
             self._position_storage = places.new_empty(*places.shape[:2], slots)
             self._position_storage[:, :, :stored] = places[:, :, :stored]
             self._position_storage[:, :, stored:] = torch.arange(
                 seen, seen + slots - stored, dtype=torch.int32, device=self.device
             )
-        for storage, old in ((room.keys, self._key_storage), (room.values, self._value_storage)):
+        for storage, old in ((buffers.keys, self._key_storage), (buffers.values, self._value_storage)):
             storage[:, :, :stored] = old[:, :, :stored]
             storage[:, :, stored:] = 0  # these slots are masked, but 0 times stale memory may be NaN
-        self._key_storage, self._value_storage = room.keys, room.values
-        self._length, self._shown, self._first = room.length.fill_(stored), room.shown.fill_(seen), room.first
+        self._key_storage, self._value_storage = buffers.keys, buffers.values
+        self._length, self._tokens_seen = buffers.length.fill_(stored), buffers.tokens_seen.fill_(seen)
+        self._first, self._starts = buffers.first, buffers.starts
         if self._first is not None:
-            assert padding is not None, "a room with padding is one of a layer that has some"
+            assert padding is not None, "buffers with padding belong to a layer that has some"
             self._first.copy_(padding[:, :, None, None])
-        self._starts = room.starts
         if self._starts is not None:
             heads = self._starts.shape[0] - 1
             self._starts.copy_(torch.arange(0, (heads + 1) * slots, slots, device=self.device))
@@ -133,11 +128,11 @@ class FixedLayer(CompressedLayer):
         self.fixed = True
 
     def _mark(self) -> None:
-        """Mark for the compiler which tensors have stable addresses, and which dimensions may change."""
+        """Tell the compiler which tensors have stable addresses, and which dimensions may change."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
         optional_tensors = [tensor for tensor in (self._first, self._starts) if tensor is not None]
-        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *optional_tensors):
+        for tensor in (self._key_storage, self._value_storage, self._length, self._tokens_seen, *optional_tensors):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
     # ------------------------------------------------------------------ what the model and the mask builders see
@@ -145,8 +140,8 @@ class FixedLayer(CompressedLayer):
         """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored ones, or the whole storage once fixed.
 
         Raises:
-            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there `get_mask_sizes`,
-                which runs before the step, or `index_copy_` raises an error.
+            UnsupportedError: fixed storage has no room for the tokens. A compiled step cannot check this; there
+                `get_mask_sizes`, which runs before the step, or `index_copy_` raises an error.
         """
         if not self.fixed:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -157,7 +152,7 @@ class FixedLayer(CompressedLayer):
         self._key_storage.index_copy_(2, slots, key_states)
         self._value_storage.index_copy_(2, slots, value_states)
         self._length.add_(new_tokens)
-        self._shown.add_(new_tokens)
+        self._tokens_seen.add_(new_tokens)
         return self._key_storage, self._value_storage
 
     def _check_room(self, new: int) -> None:
@@ -168,12 +163,13 @@ class FixedLayer(CompressedLayer):
             )
 
     def get_seq_length(self) -> int:
-        return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
+        return self._tokens_seen if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (capacity, 0) once the layer is fixed, as transformers asks before it makes a mask.
+        """Return (capacity, 0) once the layer is fixed. The layer then masks by lengths and ignores transformers' mask.
 
-        The mask that transformers makes is ignored, because the layer masks by lengths.
+        Raises:
+            UnsupportedError: as `update`.
         """
         if not self.fixed:
             return super().get_mask_sizes(query_length)
@@ -187,25 +183,18 @@ class FixedLayer(CompressedLayer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return what the attention kernel reads, see `CompressedLayer.attend`.
-
-        A fixed layer uses the mask of `shown` in place of the logical mask.
-        """
+        """Return what the attention kernel reads, see `CompressedLayer.attend`. A fixed layer uses its own mask."""
         if not self.fixed:
             return super().attend(query, key, value, mask)
-        return key, value, self.shown(query.shape[2])
+        return key, value, self.visible_slots(query.shape[2])
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
-        """True if attention reads the entries by a kernel that takes lengths in place of a mask.
-
-        With a mask, every free slot would be read, and kernels that split one query's keys among all processors could not be
-        used.
-        """
+        """True if attention reads the entries by a kernel that takes lengths, not a mask, and so reads no free slots."""
         return self.fixed and self._starts is not None
 
     def sequences(self) -> Sequences:
-        """Return the storage in the form that the kernel of `varlen_layer.attend` reads, new tokens included."""
+        """Return the storage, new tokens included, in the form that `varlen_layer.attend` reads."""
         rows, heads, slots, _ = self._key_storage.shape
         used_slots = self._length.int().expand(rows * heads)
         if self._first is not None:
@@ -214,15 +203,15 @@ class FixedLayer(CompressedLayer):
         assert self._starts is not None, "the caller checks `back_to_back`"
         return Sequences(keys, values, self._starts, used_slots.contiguous(), slots, (rows, heads))
 
-    def shown(self, new: int) -> Tensor:
-        """Return which slots the `new` newest tokens may see, as a mask: bool `[B|1, Hkv|1, new, capacity]`, True = visible."""
+    def visible_slots(self, new: int) -> Tensor:
+        """Return the mask of the slots that the `new` newest tokens see: bool `[B|1, Hkv|1, new, capacity]`, True = visible."""
         slots = torch.arange(self.capacity, device=self.device)
         newest = self._length - new + torch.arange(new, device=self.device)
         visible = (slots <= newest[:, None])[None, None]
         return visible if self._first is None else visible & (slots >= self._first)
 
     def buffers(self) -> list[Tensor]:
-        optional_tensors = [self._length, self._shown, self._first, self._starts] if self.fixed else []
+        optional_tensors = [self._length, self._tokens_seen, self._first, self._starts] if self.fixed else []
         return super().buffers() + [tensor for tensor in optional_tensors if tensor is not None]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -237,8 +226,6 @@ class FixedLayer(CompressedLayer):
 def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
     """Move a cache to storage of fixed size, so that `torch.compile` traces its decode step once; return the cache.
 
-    All layers get the same kind of mask.
-
     Args:
         pool: lends the storage.
         pads: left padding of each row.
@@ -248,19 +235,22 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
     padding = [layer.padding(pads) for layer in layers]
     ragged = any(pads_of_layer is not None for pads_of_layer in padding)
-    rooms = pool.rooms([layer.shape(ragged, rounded) for layer in layers], cache)
-    for layer, pads_of_layer, room in zip(layers, padding, rooms, strict=True):
+    lent_buffers = pool.lend([layer.shape(ragged, rounded) for layer in layers], cache)
+    for layer, pads_of_layer, buffers in zip(layers, padding, lent_buffers, strict=True):
         if ragged and pads_of_layer is None:
             pads_of_layer = torch.zeros(layer._key_storage.shape[:2], dtype=torch.int64, device=layer.device)
-        layer.fix(pads_of_layer, room)
+        layer.fix(pads_of_layer, buffers)
     return cache
 
 
 def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
     """Move a cache to storage of fixed size, lent by `pool`, and return it as a new cache.
 
-    The old storage is released layer by layer. `cache` becomes a view of the new cache, and must not be used while the new cache
-    is fed. rounded: see `fix`.
+    The old storage is released layer by layer. `cache` becomes a view of the new cache, and must not be used while the new
+    cache is fed. rounded: see `fix`.
+
+    Raises:
+        UnsupportedError: the cache has layers that are not compressed.
     """
     if cache.states:
         raise UnsupportedError(
@@ -296,8 +286,7 @@ class StorageShape:
 
 
 class LayerBuffers:
-    """The tensors that a fixed layer uses (see `FixedLayer`): keys and values `[B, Hkv, slots, D]`, the counts of
-    filled slots and of tokens seen, each head's first slot that is not padding, and each head's start."""
+    """The tensors that a fixed layer uses (see `FixedLayer`), with keys and values `[B, Hkv, slots, D]`."""
 
     def __init__(self, shape: StorageShape):
         self.keys, self.values = (
@@ -305,7 +294,7 @@ class LayerBuffers:
             for width in shape.widths
         )
         self.length = torch.tensor(0, device=shape.device)
-        self.shown = torch.tensor(0, device=shape.device)
+        self.tokens_seen = torch.tensor(0, device=shape.device)
         self.first: Tensor | None = None
         self.starts: Tensor | None = None
         if shape.by_lengths:
@@ -315,13 +304,13 @@ class LayerBuffers:
 
     def tensors(self) -> list[Tensor]:
         optional_tensors = [tensor for tensor in (self.first, self.starts) if tensor is not None]
-        return [self.keys, self.values, self.length, self.shown, *optional_tensors]
+        return [self.keys, self.values, self.length, self.tokens_seen, *optional_tensors]
 
 
 @dataclass
 class _Set:
     shapes: tuple[StorageShape, ...]
-    rooms: list[LayerBuffers]
+    buffers: list[LayerBuffers]
     user: weakref.ref[object] | None = field(default=None)
 
     @property
@@ -330,43 +319,42 @@ class _Set:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for room in self.rooms for tensor in room.tensors())
+        return sum(tensor.nbytes for buffers in self.buffers for tensor in buffers.tensors())
 
 
 class Pool:
-    """A pool of storages of one model: a set of buffers, one per layer, is lent to a cache and reused by later prompts."""
+    """The storages of one model. A set of buffers, one per layer, is lent to a cache and later reused."""
 
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the most recently used is last
 
-    def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
+    def lend(self, shapes: Sequence[StorageShape], user: object) -> list[LayerBuffers]:
         """Lend a set of storages of these shapes until `user` is garbage-collected. A new set is made if none is free."""
         requested_shapes = tuple(shapes)
-        buffer_set = self._free(requested_shapes)
+        buffer_set = self._find_free_set(requested_shapes)
         if buffer_set is None and any(one.shapes == requested_shapes for one in self._sets):
             gc.collect()  # reference cycles of the tracer keep a traced cache alive
-            buffer_set = self._free(requested_shapes)
+            buffer_set = self._find_free_set(requested_shapes)
         if buffer_set is None:
-            buffer_set = _Set(requested_shapes, self._made(requested_shapes))
+            buffer_set = _Set(requested_shapes, self._new_buffers(requested_shapes))
         else:
             self._sets.remove(buffer_set)
         self._sets.append(buffer_set)
         buffer_set.user = weakref.ref(user)
-        self._leave(int(SHARE * devices.at(requested_shapes[0].device).total_bytes()))
-        return buffer_set.rooms
+        self._drop_free_sets(int(SHARE * devices.at(requested_shapes[0].device).total_bytes()))
+        return buffer_set.buffers
 
-    def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
-        """Return the most recently used free set of storages with these shapes; None if there is none."""
+    def _find_free_set(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
-    def _made(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
+    def _new_buffers(self, shapes: Sequence[StorageShape]) -> list[LayerBuffers]:
         try:
             return [LayerBuffers(shape) for shape in shapes]
         except torch.OutOfMemoryError:
             self.clear()
             return [LayerBuffers(shape) for shape in shapes]
 
-    def _leave(self, limit: int) -> None:
+    def _drop_free_sets(self, limit: int) -> None:
         """Drop free sets, the least recently used first, until the remaining free sets have at most `limit` bytes."""
         for one in [one for one in self._sets if one.free]:
             if sum(other.nbytes for other in self._sets if other.free) <= limit:
@@ -374,8 +362,7 @@ class Pool:
             self._sets.remove(one)
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors of all sets of storages, lent or free."""
-        return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
+        return [tensor for one in self._sets for buffers in one.buffers for tensor in buffers.tensors()]
 
     def clear(self) -> None:
         """Drop all free sets, and the graphs that were recorded on them."""

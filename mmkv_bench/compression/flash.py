@@ -1,8 +1,7 @@
-"""`attention=flash_attention_2`: functions of the flash-attn package, called by our attention function.
+"""`attention=flash_attention_2`: functions of the flash-attn package, called by this package's attention function.
 
-These functions take no mask. The newest query belongs to a head's last slot, and each query sees the slots up to its
-own, except padding on the left. So the logical mask of a forward only marks padding, `[B, 1, 1, seen]`, and nothing of
-the size queries times slots is made. The kernel itself is causal.
+The causal kernel takes no mask: the newest query belongs to a head's last slot, and each query sees the slots up to its
+own, except padding on the left. So the logical mask of a forward only marks padding, `[B, 1, 1, seen]`.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ def padding_mask(
         attention_mask: bool `[B, seen]`, False where a token is padding.
 
     Returns:
-        bool `[B|1, 1, 1, seen]`, False where a token is padding; None if there is no padding, except when several tokens are fed
-            to a cache that has entries.
+        bool `[B|1, 1, 1, seen]`, False where a token is padding. None without padding, except when several tokens are fed
+        to a cache that has entries.
 
     Raises:
         UnsupportedError: a mask that is not causal.
@@ -115,7 +114,7 @@ def attend(
         mask: bool `[B|1, Hkv|1, 1, slots]`, False at the padding, which is on the left; None: no padding.
 
     Returns:
-        `[B, n, Hq, D]`, and no weights.
+        Output `[B, n, Hq, D]`, and None for the weights.
     """
     from flash_attn import flash_attn_func, flash_attn_with_kvcache
 
@@ -126,10 +125,8 @@ def attend(
             query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **kernel_arguments
         ), None
     padding = (~mask).sum(-1, dtype=torch.int32)[..., 0]  # [B|1, Hkv|1]
-    padded_per_head = (
-        padding.shape[1] == heads > 1
-    )  # each head has its own padding and becomes a sequence: views, no copies
-    if padded_per_head:
+    padded_per_head = padding.shape[1] == heads > 1
+    if padded_per_head:  # each head becomes a sequence: views, no copies
         query = query.unflatten(1, (heads, -1)).flatten(0, 1)
         key, value = key.flatten(0, 1)[:, None], value.flatten(0, 1)[:, None]
     padding = padding.expand(batch, -1).reshape(-1)

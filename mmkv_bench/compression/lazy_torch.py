@@ -1,4 +1,4 @@
-"""torch, imported at the first use of one of its names, because commands that compute nothing also import parts of methods."""
+"""torch, imported at the first use of one of its names, because commands that compute nothing also import this package."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 else:
 
     class _Torch:
-        """A stand-in for the module; each name that was used once becomes an attribute."""
-
         def __getattr__(self, name: str) -> Any:
             value = getattr(import_module("torch"), name)
             setattr(self, name, value)

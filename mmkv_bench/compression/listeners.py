@@ -1,5 +1,4 @@
-"""Listeners of a session: `PrefillListener` compresses each layer of an observed prompt, `AnswerAttention` records the
-attention of an answer."""
+"""Listeners of a session: `PrefillListener` compresses each layer of a prompt, `AnswerAttention` sums an answer's attention."""
 
 from __future__ import annotations
 
@@ -75,7 +74,6 @@ class PrefillListener:
         self.slot_nbytes = self.state_nbytes = 0
 
     def _lengths(self, prompt: PromptBatch, row: int) -> Lengths:
-        """Return the lengths of one row of the prompt under the protocol. The model prefills all tokens of the row."""
         length = prompt.length(row)
         return self.protocol.lengths(length, length if self.context is None else self.context)
 
@@ -155,7 +153,7 @@ class PrefillListener:
             self.scores.pop(layer, None)
 
     def _select(self, prompt: PromptBatch, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
-        """Return two values: layer -> slots to keep in each row, int64 `[Hkv, m]` on the CPU; and whether all slots are kept."""
+        """Return (layer -> slots to keep in each row, int64 `[Hkv, m]` on the CPU; whether all slots are kept)."""
         kept_by_layer: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         complete = []
         for row, pad in enumerate(prompt.pads):
@@ -220,10 +218,7 @@ class PrefillListener:
         return Context(entries, lengths.reduced, lengths.refed, self._types(prompt, row), summaries)
 
     def _reduce_row(self, prompt: PromptBatch, row: int) -> Reduce:
-        """Return the method's reducer, restricted to one row's candidates.
-
-        Padding, and a token that will be fed again, are no candidates.
-        """
+        """Return the method's reducer for one row's candidates: without padding and tokens that will be fed again."""
         context, pad = self._context(prompt, row), prompt.pads[row]
         end, reducer = pad + context.candidates, self.compressor.reducer
 
@@ -273,11 +268,11 @@ class PrefillListener:
 class AnswerAttention:
     """The attention that the full cache's answer pays to each entry of the prompt, collected by a session.
 
-    Per layer it is summed over all tokens fed after the prefill, and averaged over the g query heads of a KV head. Each
-    token's softmax runs over all entries that the token sees; only the prompt's columns are kept.
+    Per layer the attention is summed over all tokens fed after the prefill, and averaged over the g query heads of a KV
+    head. Each token's softmax runs over all entries that the token sees; only the prompt's columns are kept.
 
-    The fed tokens are those that would read a compressed cache: the answer's, except its last, which is never fed; before them
-    the prompt's last token under `strict`, and the question under `query_agnostic`.
+    The fed tokens are those that would read a compressed cache: the prompt's last token under `strict`, the question under
+    `query_agnostic`, and the answer's tokens except the last, which is never fed.
 
     Args:
         length: T, tokens of the prompt (of the context under `query_agnostic`).

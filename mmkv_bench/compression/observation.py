@@ -1,4 +1,4 @@
-"""The observation of one layer of one sequence during prefill, without padding and batch dimension: a scorer's input."""
+"""Observations: what a scorer reads of one layer and one sequence after the prefill, without padding and batch dimension."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ QUERY_MOMENTS_SKIP = 4  # first tokens left out of the query moments (sinks), as
 def effective_window(window: int, budget: int, length: int) -> int:
     """Return ``min(window, max(1, C // 2), T)``, the number of queries of an observation window that are used.
 
-    At most half of the budget C is spent on the window itself; C = 1 keeps the last token.
+    At most half of the budget C is spent on the window itself; a budget of C = 1 keeps the last token.
     """
     return min(window, max(1, budget // 2), length)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Statistics that a scorer needs gathered DURING prefill.
-
-    ``a | b`` is the union: the larger window, and the flags of either.
-    """
+    """Statistics that a scorer needs gathered DURING prefill. ``a | b`` needs all that either needs."""
 
     tail_queries: int = 0  # the last w post-RoPE queries
     query_moments: bool = False  # mean [Hq,D] and covariance [Hq,D,D] of pre-RoPE queries, first 4 tokens left out
@@ -54,46 +51,32 @@ class Needs:
 
 @dataclass(frozen=True)
 class Frames:
-    """The frame that each token of a stream belongs to.
+    """The video frame that each of the T tokens of a stream belongs to."""
 
-    Attributes:
-        number: int64 ``[T]``, the temporal patch (for Qwen-VL a pair of frames) that a token belongs to, -1 for text.
-        cell: int64 ``[T]``, the token's index within that patch, 0 for text.
-        size: number of cells of a patch.
-    """
-
-    number: Tensor
-    cell: Tensor
-    size: int
+    number: Tensor  # int64 [T], index of the token's temporal patch (for Qwen-VL a pair of frames), -1 for text
+    cell: Tensor  # int64 [T], the token's index within its temporal patch, 0 for text
+    size: int  # number of tokens of a temporal patch
 
 
 @dataclass
 class Chunk:
-    """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
+    """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included."""
 
-    Attributes:
-        query: [Hq,n,D], rotated.
-        key, value: [Hkv,S,D], rotated, ALL tokens so far.
-        hidden: [n,E], the attention module's input (after the input norm).
-        cos, sin: [n,D] of this chunk, with the axes of mrope already combined.
-        reach: int64 [n] on the CPU, the last of the S tokens that each token attends to; None: every token attends up to itself.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    hidden: Tensor
-    cos: Tensor
-    sin: Tensor
-    reach: Tensor | None = None
+    query: Tensor  # [Hq,n,D], rotated
+    key: Tensor  # [Hkv,S,D], rotated, ALL tokens so far
+    value: Tensor  # [Hkv,S,D], ALL tokens so far
+    hidden: Tensor  # [n,E], the attention module's input (after the input norm)
+    cos: Tensor  # [n,D] of this chunk, with the axes of mrope already combined
+    sin: Tensor  # [n,D], like cos
+    reach: Tensor | None = None  # int64 [n] on the CPU, last of the S tokens that each token attends to; None: itself
 
 
 class Observation:
     """One layer of one sequence: fed chunk by chunk with ``observe``, read after the last chunk.
 
-    Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is gathered;
-    reading anything else raises. One observation serves all methods of a run. Each scorer and allocator reads it through a
-    separate view (``seen_by``), so that no method depends on which other methods run.
+    Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only the statistics in ``needs`` are
+    gathered; reading any other raises RuntimeError. All methods of a run share one observation. Each scorer and allocator
+    reads its own view (``seen_by``), so that no method depends on which other methods run.
 
     Args:
         layer: index of the layer.
@@ -109,7 +92,7 @@ class Observation:
         sinks: float32 ``[Hq]``, learned scores that take a share of each softmax and go to no key; None: there are none.
 
     Attributes:
-        frames: see ``so_far``; None outside of a stream.
+        frames: see ``stream_view``; None outside of a stream.
         reach: int64 ``[T]`` on the CPU, the last token that each token attends to; None: every token attends up to itself.
     """
 
@@ -143,7 +126,7 @@ class Observation:
         self._pieces: dict[str, list[Tensor]] = {}
         self._memo: dict[Hashable, Any] = {}
         self._reader: tuple[Hashable, ...] = ()
-        self._shown = self._rounds = 0  # tokens, and evictions, of a stream
+        self._observed_tokens = self._rounds = 0  # tokens, and evictions, of a stream
         self._places: Tensor | None = None
         self.frames: Frames | None = None
         self.reach: Tensor | None = None
@@ -151,12 +134,12 @@ class Observation:
     def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
         """Return a view of the layer for one scorer or allocator, after the last chunk.
 
-        Reading a statistic that the part did not declare raises an error. Values that others memoised are absent.
+        The view does not contain values that other parts memoised with ``memo``.
 
         Args:
             part: the scorer or allocator, which outlives the observation.
             needs: statistics that this part declared.
-            key: further values on which its results depend (its key at the budget, the seed).
+            key: further values on which the part's results depend (its key at the budget, the seed).
         """
         view = copy.copy(self)
         view.needs, view._reader = needs, (id(part), *key)
@@ -177,7 +160,7 @@ class Observation:
             later_reach = torch.arange(self._seen, total) if chunk.reach is None else chunk.reach
             self.reach = torch.cat([earlier_reach, later_reach])
         if self._queries is not None:
-            skip = max(0, QUERY_MOMENTS_SKIP - self._shown)
+            skip = max(0, QUERY_MOMENTS_SKIP - self._observed_tokens)
             self._queries.add(chunk.query[:, skip:], (chunk.cos[skip:], chunk.sin[skip:]))
         if self._hidden is not None:
             self._hidden.add(chunk.hidden)
@@ -198,37 +181,35 @@ class Observation:
             self._tail = tail.clone()  # a view would keep the chunk's whole query tensor alive
         self._key, self._value, self._dtype = chunk.key, chunk.value, chunk.hidden.dtype
         self._query_heads, self._hidden_size, self._seen = chunk.query.shape[0], chunk.hidden.shape[-1], total
-        self._shown += rows
+        self._observed_tokens += rows
 
-    def go_on(self, held: int, rounds: int) -> None:
+    def start_after_entries(self, held: int, rounds: int) -> None:
         """Start after entries that are already stored. Statistics then cover only the tokens that follow.
 
         Args:
             held: number of stored slots.
             rounds: number of earlier evictions, which seeds random streams.
         """
-        self._seen = self._shown = held
+        self._seen = self._observed_tokens = held
         self._rounds = rounds
 
-    def begin_behind(self, context: Observation) -> None:
-        """Start with a copy of the statistics of `context`, the observation of the beginning of this prompt.
-
-        Other prompts may begin with the same tokens.
-        """
-        for name in ("_seen", "_shown", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
+    def copy_statistics(self, context: Observation) -> None:
+        """Start with a copy of the statistics of `context`, the observation of the beginning of this prompt."""
+        for name in ("_seen", "_observed_tokens", "_tail", "_dtype", "_query_heads", "_hidden_size", "reach"):
             setattr(self, name, getattr(context, name))
         self._queries, self._hidden = copy.deepcopy(context._queries), copy.deepcopy(context._hidden)
         self._columns, self._pieces = context._columns, {name: [*one] for name, one in context._pieces.items()}
 
     # ---- between the chunks of a stream
 
-    def so_far(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
-        """Return a view for a stream's scorers, in which the prompt has only the stored entries and ends with the newest token.
+    def stream_view(self, places: Tensor, frames: Frames | None, asked: int = 0) -> Observation:
+        """Return a view for a stream's scorers: its prompt has only the stored entries and ends with the newest token.
 
         Args:
             places: int64 ``[Hkv,S]``, the tokens in the stored slots, ascending.
-            frames: their frames, if the stream has any.
-            asked: number of last tokens that belong to the chat template; only their queries are the tail. 0: there are none.
+            frames: the frames of all tokens of the stream, if it is a video.
+            asked: number of last tokens that belong to the chat template; only the queries of these tokens are the tail.
+                0: there are none.
         """
         view = copy.copy(self)
         view.length, view._places, view.frames, view._memo = self._seen, places, frames, {}
@@ -239,13 +220,11 @@ class Observation:
     def retain(self, index: Tensor) -> None:
         """Adapt the statistics to an eviction.
 
-        Stored last queries are dropped if some of their tokens' entries were evicted, so that an observation window stays causal.
+        Stored last queries are dropped if entries of their tokens were evicted, so that an observation window stays causal.
         index: the kept slots, int64 ``[Hkv,m]``, ascending, without padding.
         """
-        kept_count, newest_slots = (
-            index.shape[1],
-            torch.arange(self._seen - index.shape[1], self._seen, device=index.device),
-        )
+        kept_count = index.shape[1]
+        newest_slots = torch.arange(self._seen - kept_count, self._seen, device=index.device)
         unchanged_count = int((index == newest_slots).flip(-1).cumprod(-1).sum(-1).min())
         if self._tail is not None:
             self._tail = self._tail[:, self._tail.shape[1] - min(unchanged_count, self._tail.shape[1]) :]
@@ -272,7 +251,7 @@ class Observation:
 
     @property
     def tokens(self) -> Tensor:
-        """int64 ``[Hkv,T]``: the token in each slot; in a stream the tokens whose entries are still stored, ascending."""
+        """int64 ``[Hkv,T]``: the token in each slot; in a stream only tokens whose entries are still stored. Ascending."""
         if self._places is not None:
             return self._places
         return torch.arange(self.length, device=self.device).expand(self.key.shape[0], -1)
@@ -295,10 +274,7 @@ class Observation:
         return tail[:, -w:].clone() if w < tail.shape[1] else tail
 
     def tail_reach(self, w: int) -> Tensor | None:
-        """Return ``reach`` (the last token attended to) for the queries of ``tail(w)``, int64 ``[min(w,T)]``.
-
-        None: each query attends up to its own token.
-        """
+        """Return ``reach`` for the queries of ``tail(w)``, int64 ``[min(w,T)]``; None: each query attends up to its own token."""
         return None if self.reach is None else self.reach[-w:]
 
     @property
@@ -322,16 +298,14 @@ class Observation:
     def window_mass(self, w: int) -> Tensor:
         """Return the attention of the last w queries to every key, ``[Hkv,T]`` float32.
 
-        It is the mean over these queries and over the g query heads of a KV head. The result is memoised.
+        The attention is averaged over these queries and over the g query heads of a KV head.
         """
         tail, reach = self.tail(w), self.tail_reach(w)
 
         def mass() -> Tensor:
             return window_mass(tail, self.key, self.scaling, self.sinks, reach)
 
-        return self.shared(
-            ("window_mass", w), mass
-        ).clone()  # a copy: a scorer that writes to it changes no other method
+        return self.shared(("window_mass", w), mass).clone()  # a scorer that writes to the copy changes no other method
 
     def last_attention(self) -> Tensor:
         """Return the attention of the prompt's last query, mean over the g query heads: ``[Hkv,T]`` float32."""
@@ -370,7 +344,7 @@ class Observation:
 
     @property
     def column_sums(self) -> Tensor:
-        """``[Hkv,T]`` float32: number j is the attention of all T queries to key j, summed over queries and the g query heads."""
+        """``[Hkv,T]`` float32: number j is the attention to key j, summed over all T queries and the g query heads."""
         self._require(self.needs.column_sums, "column_sums")
         return self._complete(self._columns).clone()  # a copy, see `window_mass`
 
@@ -391,8 +365,8 @@ class Observation:
     def generator(self, *salt: object, every_round: bool = True) -> torch.Generator:
         """Return a CPU generator seeded by SHA-256 of (salt..., identity, layer): equal on every device and in any order.
 
-        every_round: each eviction of a stream gets another seed. The seed of the first eviction equals that of a prompt outside
-        of a stream.
+        every_round: each eviction of a stream gets another seed; the first one gets the seed that a prompt outside of a
+            stream has.
         """
         rounds = [self._rounds] if every_round and self._rounds else []
         text = json.dumps([*map(str, salt), self.identity, self.layer, *rounds])
@@ -400,10 +374,7 @@ class Observation:
         return torch.Generator().manual_seed(seed)
 
     def memo(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of ``make()``, which is computed once per layer for this reader and its key (``seen_by``).
-
-        Callers must not write to it.
-        """
+        """Return the value of ``make()``, computed once per layer for this reader and its key (``seen_by``). It is read-only."""
         return self.shared(("memo", *self._reader, name), make)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
@@ -419,10 +390,7 @@ class Observation:
     # ---- checks
 
     def _whole(self, name: str, axis: int) -> Tensor:
-        """Return the stored pieces of all chunks, joined along the token axis.
-
-        A prompt that was prefilled at once is not copied. name: the statistic.
-        """
+        """Return the stored pieces of all chunks, joined along the token axis. A single piece is not copied."""
         self._complete(self._key)
         parts = self._pieces[name]
         if len(parts) > 1:
@@ -442,7 +410,7 @@ class Observation:
 
 
 def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, ...]:
-    """Return the fallback ``text_over_budget`` if a head has more text tokens stored than the budget; otherwise ().
+    """Return ``("text_over_budget",)`` if some KV head stores more text tokens than the budget; otherwise ().
 
     For methods that keep text before frames.
     """
@@ -452,53 +420,34 @@ def text_fallbacks(obs: Observation, frames: Frames, budget: int) -> tuple[str, 
 
 @dataclass(frozen=True)
 class Received:
-    """Arguments of the text model's forward over a prompt.
+    """Arguments of the text model's forward over a prompt."""
 
-    Attributes:
-        embeds: ``[B, T, E]``, with visual features in place.
-        position_ids: ``[3|4, B, T]``, ``[B, T]`` or None.
-        visual: bool ``[B, T]``, True for tokens to whose hidden states the first layers add features (Qwen3-VL); None if there
-            are none.
-        deepstack: these features, per such layer ``[tokens, E]``.
-    """
-
-    embeds: Tensor
-    position_ids: Tensor | None
-    visual: Tensor | None = None
-    deepstack: list[Tensor] | None = None
+    embeds: Tensor  # [B, T, E], with visual features in place
+    position_ids: Tensor | None  # [3|4, B, T] or [B, T]
+    visual: Tensor | None = None  # bool [B, T], tokens to whose hidden states the first layers add features (Qwen3-VL)
+    deepstack: list[Tensor] | None = None  # these features, per such layer [tokens, E]
 
 
 @dataclass
 class PromptBatch:
     """One batch of prompts while it is being prefilled.
 
-    Attributes:
-        total: padded prompt length.
-        pads: left padding of each row.
-        cache: receives the entries.
-        observations: layer -> one `Observation` per row, dropped as soon as the layer is done.
-        received: the text model's arguments, if a scorer needs a replay.
-        context: an earlier batch whose tokens this batch begins with; its observations are copied in place of observing
-            these tokens again. None: there is none.
-        turn: index of the conversation's turn that is fed after stored entries; 0 for a prompt.
-        reach: last token that each token of the newest chunk sees, see `reach.reach_of`.
-        two_way: whether some token of the prompt sees later tokens.
-        rotations: cos and sin of the positions after each row's last token; all layers of one chunk share them.
+    `rotations` are cos and sin of positions after each row's last token, shared by all layers of one chunk.
     """
 
-    total: int
-    pads: list[int]
-    cache: CompressedCache
+    total: int  # padded prompt length
+    pads: list[int]  # left padding of each row
+    cache: CompressedCache  # receives the entries
     n_layers: int
-    token_types: Tensor | None = None
-    observations: dict[int, list[Observation]] = field(default_factory=dict)
+    token_types: Tensor | None = None  # 0 text, 1 image, 2 video
+    observations: dict[int, list[Observation]] = field(default_factory=dict)  # by layer, one per row
     rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
     complete: bool = False
-    received: Received | None = None
-    turn: int = 0
-    reach: Tensor | None = None
-    two_way: bool = False
-    context: PromptBatch | None = None
+    received: Received | None = None  # if a scorer needs a replay
+    turn: int = 0  # index of the conversation's turn that is fed after stored entries; 0 for a prompt
+    reach: Tensor | None = None  # of the newest chunk, see `attended_prefix.reach_of`
+    two_way: bool = False  # whether some token of the prompt attends to later tokens
+    context: PromptBatch | None = None  # an earlier batch with this batch's first tokens, whose statistics are copied
 
     def length(self, row: int) -> int:
         return self.total - self.pads[row]

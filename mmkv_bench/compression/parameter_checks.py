@@ -1,4 +1,4 @@
-"""Checks of parameters of scorers, allocators and other parts, so that all parts raise the same messages."""
+"""Checks of the parameters of scorers, allocators and other parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmkv_bench.errors import ConfigError, nearest
 
 @cache
 def _words(kind: type) -> dict[str, tuple[str, ...]]:
-    """Map each field of a class that is typed as a `Literal` to its allowed strings."""
+    """Map each `Literal` field of a class to its allowed strings."""
     hints = get_type_hints(kind)
     listed = {field.name: get_args(hints[field.name]) for field in fields(kind)}
     return {name: words for name, words in listed.items() if words and all(isinstance(word, str) for word in words)}
@@ -26,16 +26,13 @@ def check_words(part: Any) -> None:
 
 
 def check_least(part: Any, least: int, unit: str, *names: str) -> None:
-    """Raise ConfigError if one of the named parameters of a part is below `least`. unit: its unit, for the message."""
+    """Raise ConfigError if one of the named parameters of a part is below `least`. unit: of the parameter, for the message."""
     for name in names:
         if not getattr(part, name) >= least:
             raise ConfigError(f"{name} is {getattr(part, name)}; allowed: {least} or more {unit}".rstrip())
 
 
 def check_share(part: Any, name: str, whole: str) -> None:
-    """Raise ConfigError if parameter `name` of a part is outside of [0, 1].
-
-    whole: what the parameter is a share of, for the message.
-    """
+    """Raise ConfigError if parameter `name` of a part is outside of [0, 1]. whole: the whole that it is a share of."""
     if not 0 <= getattr(part, name) <= 1:
         raise ConfigError(f"{name} is {getattr(part, name)}; allowed: a share of {whole}, 0 <= {name} <= 1")

@@ -73,8 +73,8 @@ _OVERRIDES = {
 def load() -> ModuleType:
     """Return the imported kvpress.
 
-    Importing kvpress changes transformers' attention functions for all models of the process. The change is undone: it serves the
-    library's masking, and this package evicts entries instead.
+    Importing kvpress changes transformers' attention functions for all models of the process. This function undoes the
+    change, which serves only the library's masking.
 
     Raises:
         ConfigError: kvpress is not installed, or cannot be imported with this package's versions.
@@ -105,11 +105,7 @@ def load() -> ModuleType:
 
 
 def version() -> str:
-    """Return kvpress' version, which decides what its presses compute.
-
-    Raises:
-        ConfigError: the package has no metadata, so that rows could not record the version.
-    """
+    """Return kvpress' version, which decides what its presses compute. Raises ConfigError: the package has no metadata."""
     try:
         return importlib.metadata.version("kvpress")
     except importlib.metadata.PackageNotFoundError:
@@ -141,17 +137,13 @@ def refusal(library: ModuleType, name: str, cls: type) -> str | None:
 
 
 def _wraps(cls: type) -> bool:
-    """Tell whether a press takes another press as an argument."""
     return "press" in inspect.signature(cls).parameters
 
 
 def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, inside: str = "") -> Any:
-    """Build a press from its constructor arguments. A press among the arguments is built in the same way.
+    """Build the press with class name `name` from its constructor arguments, and a press among the arguments likewise.
 
-    Args:
-        name: class name of the press.
-        where: name of the arguments in messages.
-        inside: name of the press that takes this press as an argument; "" if there is none.
+    where: name of the arguments in messages. inside: name of the press that takes this press as an argument, or "".
 
     Raises:
         ConfigError: an unknown press or argument, or arguments that the press does not take.
@@ -192,7 +184,7 @@ def _is_press(key: str) -> bool:
 
 
 def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments of a press that is given as an argument of another press."""
+    """Return the name and the arguments of a press that is an argument of another press."""
     if isinstance(value, str):
         return value, {}
     if isinstance(value, Mapping) and isinstance(value.get("press"), str):
@@ -225,7 +217,7 @@ def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[s
 
 
 def chain(library: ModuleType, made: Any) -> list[Any]:
-    """Return a list of presses: the given one, the press that it wraps, and so on to the innermost, which scores by itself."""
+    """Return the given press, the press that it wraps, and so on to the innermost press."""
     wrapped = [made]
     while isinstance(getattr(wrapped[-1], "press", None), library.BasePress):
         wrapped.append(wrapped[-1].press)

@@ -1,14 +1,15 @@
 """Replay: feed the context of a prefilled prompt a second time, after the prompt and against its full cache, then drop it.
 
-The cache is not written to: each layer reads the stored entries and, during one forward, those of the fed tokens.
-Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. Fed tokens,
-also those of pictures, get the positions of an answer: text positions on all axes.
+The cache is not written to: each layer reads the stored entries and, during one forward, the fed tokens' entries.
+Pictures are fed as the embeddings that the text model received, so the vision tower does not run again. All fed tokens,
+pictures included, get the positions of an answer: text positions on all axes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.observation import PromptBatch
-from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
@@ -30,19 +31,12 @@ fed again, rotated; S are the context's keys."""
 
 @dataclass(frozen=True)
 class ReplayText:
-    """Token ids of the chat template and of instructions that surround the context when it is fed again.
+    """Token ids of the chat template and of instructions that surround the context when it is fed again."""
 
-    Attributes:
-        prefix: number of tokens of the chat template before the user's first text or picture, which are not fed again.
-        whole: instruction to repeat the context. Empty for a prompt made from tokens.
-        part: instruction to repeat the part of the context that begins with the tokens fed directly after the instruction.
-        tail: tokens that the chat template puts after a user's text.
-    """
-
-    prefix: int = 0
-    whole: tuple[int, ...] = ()
-    part: tuple[int, ...] = ()
-    tail: tuple[int, ...] = ()
+    prefix: int = 0  # tokens of the chat template before the user's first text or picture, which are not fed again
+    whole: tuple[int, ...] = ()  # instruction to repeat the context; empty for a prompt made from tokens
+    part: tuple[int, ...] = ()  # instruction to repeat the part that begins with the tokens after the instruction
+    tail: tuple[int, ...] = ()  # tokens that the chat template puts after a user's text
 
 
 NO_WORDS = ReplayText()
@@ -55,12 +49,12 @@ class Replay:
         text: the text model, with a session attached.
         words: token ids that surround the context.
         prompt: the prefilled prompt, with its full cache.
-        rule: its protocol.
-        lengths: its lengths under this protocol.
+        rule: the prompt's protocol.
+        lengths: the prompt's lengths under this protocol.
 
     Attributes:
-        end: number of tokens from the prompt's start to the context's end: the candidates, less the tokens that the template puts
-            after a question.
+        end: number of tokens from the prompt's start to the context's end: the candidates, less the tokens that the
+            template puts after a question.
 
     Raises:
         UnsupportedError: several prompts at once.
@@ -87,13 +81,14 @@ class Replay:
     def feed(self, chunk: int, read: Read) -> None:
         """Feed the context to the model again, `chunk` tokens at a time.
 
-        Fed before each chunk: an instruction to repeat it, then the tokens with which the template ends a user's turn.
+        Before each chunk come an instruction, the last tokens before the chunk, and the end of the user's turn.
         read: function that is called for every layer and chunk with queries and keys.
         """
         start, received = self.words.prefix, self.prompt.received
         assert received is not None, "the session keeps it where `needs.replay` is set"
         embed = self.text.get_input_embeddings()
-        last_position = last_positions(self._until(received.position_ids), self.end, received.embeds.device)
+        positions = None if received.position_ids is None else received.position_ids[..., : self.end]
+        last_position = last_positions(positions, self.end, received.embeds.device)
 
         def embedded(ids: tuple[int, ...]) -> Tensor:
             embeds: Tensor = embed(torch.tensor([ids], dtype=torch.int64, device=received.embeds.device))
@@ -101,30 +96,28 @@ class Replay:
 
         for first in range(start, self.end, chunk):
             stop, context_before = min(first + chunk, self.end), slice(max(start, first - OVERLAP), first)
-            embedded_parts = [embedded(self.words.whole)] if first == start else [embedded(self.words.part)]
             fed_slices = [context_before, slice(first, stop)]
-            embedded_parts += [
+            embedded_parts = [
+                embedded(self.words.whole if first == start else self.words.part),
                 received.embeds[:, context_before],
                 embedded(self.words.tail),
                 received.embeds[:, first:stop],
             ]
             fed = torch.cat(embedded_parts, 1)
             layers = [
-                _Beside(layer, self.end, _told(read, number, first, stop)) for number, layer in enumerate(self.layers)
+                _ReplayLayer(layer, self.end, partial(read, number, first, stop))
+                for number, layer in enumerate(self.layers)
             ]
             self.text(
                 inputs_embeds=fed,
-                position_ids=following(last_position, 1, fed.shape[1], 1),
+                position_ids=positions_after(last_position, 1, fed.shape[1], 1),
                 past_key_values=CompressedCache.of(layers),
                 use_cache=True,
-                **self._added(fed_slices, [part.shape[1] for part in embedded_parts]),
+                **self._deepstack_arguments(fed_slices, [part.shape[1] for part in embedded_parts]),
             )
 
-    def _until(self, positions: Tensor | None) -> Tensor | None:
-        return None if positions is None else positions[..., : self.end]
-
-    def _added(self, again: list[slice], widths: list[int]) -> dict[str, Any]:
-        """Return arguments with the features that the text model adds to visual tokens in its first layers (Qwen3-VL).
+    def _deepstack_arguments(self, again: list[slice], widths: list[int]) -> dict[str, Any]:
+        """Return the features that the text model adds to visual tokens in its first layers (Qwen3-VL), as arguments.
 
         again: slices of the prompt that are fed again. widths: number of tokens of each fed piece.
         """
@@ -139,17 +132,10 @@ class Replay:
         return {"visual_pos_masks": mask, "deepstack_visual_embeds": [one[feature_rows] for one in received.deepstack]}
 
 
-def _told(read: Read, layer: int, first: int, last: int) -> Callable[[Tensor, Tensor, float], None]:
-    return lambda query, key, scaling: read(layer, first, last, query, key, scaling)
+class _ReplayLayer(CompressedLayer):
+    """A layer that attends to the first `length` entries of `source` and to the fed tokens, and stores neither.
 
-
-class _Beside(CompressedLayer):
-    """A layer that attends to the first entries of another layer and to the fed tokens, and stores neither.
-
-    Args:
-        source: the layer that has all entries of the prompt.
-        length: number of its entries to read.
-        read: function that is called with queries, keys and the scaling factor.
+    read: function that is called with queries, keys and the scaling factor.
     """
 
     def __init__(self, source: CompressedLayer, length: int, read: Callable[[Tensor, Tensor, float], None]):

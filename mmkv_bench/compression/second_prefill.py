@@ -38,10 +38,7 @@ class MaskedLayer(CompressedLayer):
         return torch.cat(outputs, 1), None
 
     def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
-        """Return the mask `[B, Hkv, stop - start, stop]` of the queries `start` to `stop - 1`.
-
-        It is additive if `mask` is additive, otherwise bool.
-        """
+        """Return the mask `[B, Hkv, stop - start, stop]` of the queries `start` to `stop - 1`: bool, or additive if `mask` is."""
         column = torch.arange(stop, device=self.device)
         row = column[start:, None]
         kept = self.kept[:, :, None, :stop].to(self.device)
@@ -52,7 +49,7 @@ class MaskedLayer(CompressedLayer):
 
 
 @torch.no_grad()
-def prefilled_again(
+def prefill_kept_entries(
     session: Session, inputs: Mapping[str, Tensor], kept: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return keys and values of the kept tokens from a second prefill, in which tokens see only kept entries and themselves.

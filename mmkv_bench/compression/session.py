@@ -1,7 +1,7 @@
-"""Attaching a compressor to an unmodified Hugging Face model.
+"""Sessions, which attach a compressor to an unmodified Hugging Face model.
 
-Three public extension points are used and nothing in a library is replaced: a registered attention function, cache
-layers of our own, and module hooks. After the ``with`` block the model is exactly what it was before.
+A session uses three public extension points: a registered attention function, cache layers of this package, and module
+hooks. It replaces nothing in a library. After the ``with`` block the model is exactly as before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Kwargs: TypeAlias = dict[str, Any]
 
 
 class Listener(Protocol):
-    """Receiver of the observed layers of a prompt: it compresses them (`attach`) or records their scores (forks)."""
+    """Receiver of the observations of each layer of a prompt, such as `PrefillListener`, which compresses the layers."""
 
     needs: Needs
 
@@ -56,7 +56,7 @@ class Listener(Protocol):
 
 
 class Session:
-    """Hooks on one model; a context manager. One prompt (batch) is prefilled at a time.
+    """Hooks on one model, as a context manager. A session prefills one batch of prompts at a time.
 
     Args:
         model: any supported `...ForConditionalGeneration` or causal language model, in eval mode.
@@ -67,15 +67,15 @@ class Session:
         identity: one name per row (dataset and sample id) that seeds the random streams.
         attention: `sdpa`, `eager` or `flash_attention_2`; the model's own when None.
         reserve: slots of slack for new tokens.
-        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed_layer.py`);
-            `reserve` then limits the answer. Has no effect while `answer` collects what each step attends to.
-        packs: heads with different lengths may be stored back to back, without padding, if the device can read them so
-            (`compression/varlen_layer.py`). Set it to False if a fixed view of the cache will be decoded from. It has
-            no effect with attention=eager.
+        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled
+            (`compression/fixed_layer.py`); `reserve` then limits the answer. No effect while `answer` is set.
+        packs: heads of different lengths may be stored back to back, without padding, if the device can read them so
+            (`compression/varlen_layer.py`). Set False to decode from a fixed view of the cache. No effect with
+            attention=eager.
 
     Raises:
-        UnsupportedError: kinds of layers that `states.py` does not support, an attention implementation that cannot be wrapped,
-            fused projections; what flash-attn cannot do.
+        UnsupportedError: layers that `states.py` does not support, an attention implementation that cannot be wrapped,
+            fused projections, settings that flash-attn does not support.
         ConfigError: flash-attn is not installed.
     """
 
@@ -151,8 +151,7 @@ class Session:
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:
-        attached_modules = [module for module in self.attentions if module in SESSIONS]
-        if attached_modules:
+        if any(module in SESSIONS for module in self.attentions):
             raise ConfigError("this model already has a session attached; leave it before attaching another")
         name = register(self.base)
         self._stock = self.text.config._attn_implementation
@@ -186,11 +185,11 @@ class Session:
         self.model.set_attn_implementation(name if alone else {"text_config": name})
 
     def expect(self, listener: Listener | None, token_types: Tensor | None, identity: str | Sequence[str]) -> None:
-        """Set listener, token types and identity of the next prompt. A session may be used for many samples."""
+        """Set listener, token types and identity of the next prompt."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
-    def go_on(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
-        """Observe the next tokens that are fed to a cache with entries of one sequence, until it has seen `total` tokens.
+    def observe_turn(self, listener: Listener, cache: CompressedCache, total: int, identity: str, turn: int) -> None:
+        """Observe the next tokens of one sequence, fed after its stored entries, until `total` tokens have been seen.
 
         turn: index of the conversation's turn.
         """
@@ -198,10 +197,10 @@ class Session:
         self.cache, self._forgotten = cache, 0
         self.prompt = PromptBatch(total, [0], cache, len(self.attentions), turn=turn)
 
-    def go_behind(
+    def observe_rest(
         self, listener: Listener, context: PromptBatch, total: int, types: Tensor, identity: str | Sequence[str]
     ) -> None:
-        """Observe the rest of a prompt. Its beginning, the context, was observed before and is still in the cache.
+        """Observe the rest of a prompt whose beginning, the context, was observed before and is still in the cache.
 
         Args:
             context: the session's `prompt` after the context was fed, as the first chunk of a longer prompt.
@@ -270,7 +269,7 @@ class Session:
             return
         prompt.complete = True  # what is fed from here on is not part of it
         positions = self.position_ids
-        self._listening.prompt_done(prompt)
+        self._active_listener.prompt_done(prompt)
         self.position_ids = positions
         prompt.observations.clear()
         prompt.rotations.clear()
@@ -282,7 +281,7 @@ class Session:
         """Return an empty cache for one prompt.
 
         A fixed cache must be passed to `generate(past_key_values=...)`, which decides before the prefill whether it
-        compiles; any other cache is made by the first forward itself.
+        compiles. Without `fixed`, the first forward makes the cache itself.
         """
         kind: type[CompressedLayer] = VarlenLayer if self._packs else CompressedLayer
         if self.fixed and self.answer is None:
@@ -327,7 +326,7 @@ class Session:
             self._add_types(new_tokens)
 
     def _receive(self, args: Args, kwargs: Kwargs) -> None:
-        """Store the text model's arguments for a prompt that will be fed again."""
+        """Store the arguments of the text model, so that the prompt can be fed again."""
         assert self.prompt is not None, "it has just been started"
         embeds = kwargs.get("inputs_embeds")
         if embeds is None:
@@ -336,7 +335,7 @@ class Session:
         self.prompt.received = Received(embeds, kwargs.get("position_ids"), *visual)
 
     def _add_types(self, new: int) -> None:
-        """Add the token types of the newest chunk, from the ids that the model received."""
+        """Derive the token types of the newest chunk from the input ids, unless the caller gave types."""
         ids, prompt = self._top.get("input_ids"), self.prompt
         if self.token_types is not None or ids is None or prompt is None:
             return
@@ -349,7 +348,6 @@ class Session:
         prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
 
     def _add_reach(self, kwargs: Kwargs) -> None:
-        """Set the last token that each token of the newest chunk attends to, from the model's attention mask."""
         prompt = self.prompt
         assert prompt is not None, "it is being prefilled"
         prompt.reach = reach_of(kwargs.get("attention_mask"), prompt.token_types, prompt.pads)
@@ -358,12 +356,12 @@ class Session:
             check_start(prompt.token_types, prompt.cache.get_seq_length())
 
     @property
-    def _listening(self) -> Listener:
+    def _active_listener(self) -> Listener:
         assert self.listener is not None, "a prompt is started for a listener"
         return self.listener
 
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
-        """Observe one layer's part of a prompt chunk; called by the attention function, which has the post-RoPE queries."""
+        """Observe one layer's part of a prompt chunk. The attention function calls this method with the rotated queries."""
         prompt, index = self.prompt, self.full.index(module.layer_idx)  # scorers and listeners count compressed layers
         if self.answer is not None and (prompt is None or prompt.complete):
             self.answer.add(index, query, layer.keys, module.scaling, sinks_of(module))
@@ -371,13 +369,13 @@ class Session:
             return
         # popped, or the inputs of all layers would stay until the end of the prefill
         hidden, (cos, sin) = self._calls.pop(module.layer_idx)
-        cos, sin = self._of_both_halves(cos, sin)
+        cos, sin = self._full_width_rope(cos, sin)
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
             if prompt.context is not None:
-                prompt.observations[index][0].begin_behind(prompt.context.observations[index][0])
+                prompt.observations[index][0].copy_statistics(prompt.context.observations[index][0])
             if prompt.turn:
-                prompt.observations[index][0].go_on(layer.stored - query.shape[2], prompt.turn)
+                prompt.observations[index][0].start_after_entries(layer.stored - query.shape[2], prompt.turn)
         start = layer.seen - query.shape[2]
         for row, (pad, observation) in enumerate(zip(prompt.pads, prompt.observations[index], strict=True)):
             skip = min(max(pad - start, 0), query.shape[2])  # padding inside this chunk
@@ -402,7 +400,7 @@ class Session:
             for row, observation in enumerate(prompt.observations[index]):
                 if prompt.token_types is not None:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
-            self._listening.layer_done(prompt, index, prompt.observations[index])
+            self._active_listener.layer_done(prompt, index, prompt.observations[index])
             # a policy's layer may have taken its place
             self._forgotten = seen - prompt.cache.layers[module.layer_idx].seen
             prompt.observations[index] = []  # frees the layer's queries and moments
@@ -428,7 +426,7 @@ class Session:
         return Observation(
             self.full.index(module.layer_idx),
             len(self.attentions),
-            self._listening.needs,
+            self._active_listener.needs,
             scaling=module.scaling,
             length=prompt.length(row),
             token_types=None,
@@ -439,11 +437,8 @@ class Session:
             sinks=sinks_of(module),
         )
 
-    def _of_both_halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos, sin `[..., R]` for all R rotated dimensions.
-
-        gpt-oss's model gives only R / 2 values, which are repeated.
-        """
+    def _full_width_rope(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos, sin `[..., R]` for all R rotated dimensions; gpt-oss's model gives only R / 2 values, to be repeated."""
         frequencies = getattr(self.text.rotary_emb, "inv_freq", None)
         if frequencies is None or cos.shape[-1] != len(frequencies):
             return cos, sin
@@ -467,10 +462,10 @@ class Session:
         dtype_probe = torch.zeros(1, dtype=torch.float32, device=positions.device)
         kinds = [states.FULL] if hasattr(rotary, "layer_types") else []  # Gemma's has one embedding per kind of layer
         cos, sin = rotary(dtype_probe, axes if len(axes) == 1 else axes[:, None], *kinds)
-        return self._of_both_halves(cos[0], sin[0])
+        return self._full_width_rope(cos[0], sin[0])
 
     @property
-    def filled(self) -> CompressedCache:
+    def latest_cache(self) -> CompressedCache:
         """The cache of the latest prompt."""
         assert self.cache is not None, "the prefill makes it"
         return self.cache
@@ -478,7 +473,7 @@ class Session:
     # ------------------------------------------------------------------ audit
     def kept(self) -> list[Tensor]:
         """Return per layer int64 `[B, Hkv, m]`: logical indices of the prompt's tokens that are stored (-1 = padding)."""
-        return self._listening.kept()
+        return self._active_listener.kept()
 
 
 def _is_fixed(kwargs: Kwargs) -> bool:
@@ -499,28 +494,29 @@ def attach(
     replay: ReplayText | None = None,
     **options: Any,
 ) -> Session:
-    """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
+    """Return a session that compresses every prompt that `model` prefills inside its `with` block, layer by layer if possible.
 
     Args:
         model: a supported model in eval mode; it is not changed.
         compressor: the method.
         budget: how much to keep; None only for methods without a budget, such as `full`.
-        protocol: a name of `mmkv_bench.protocols`. The caller feeds the tokens that are fed again (`Lengths.fed`; under `strict`
-            the last token, whose slot is dropped after scoring), gives the model the context alone under `query_agnostic`, and
-            puts entries of a second prefill into the cache under `masked` (`compression/second_prefill.py`).
+        protocol: a name of `mmkv_bench.protocols`. The caller feeds the tokens that are fed again (`Lengths.fed`; under
+            `strict` the last token, whose slot is dropped after scoring). Under `query_agnostic` the caller gives the
+            model the context alone. Under `masked` the caller puts the entries of a second prefill into the cache
+            (`compression/second_prefill.py`).
         seed: seed of stochastic scorers.
         options: arguments of `Session`.
-        prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first (`query_agnostic`):
-            decode policies act on the tokens after the prompt.
-        answer: attention of the full cache's answer to this prompt, for scorers that need it; None: there is none.
+        prompt_tokens: padded tokens of the whole prompt, if the model is given only a part of it first
+            (`query_agnostic`). Decode policies act on the tokens after the prompt.
+        answer: attention of the full cache's answer to this prompt, for scorers that need it.
         context: number of first tokens that the budget applies to, if the model is given more of the prompt than these
             (one prompt only).
         phases: a clock's phases, entered when scoring, selecting and reducing begin.
         replay: token ids around a context that is fed again, for scorers that need it.
 
     Raises:
-        ConfigError: a compressor without a budget, an unknown protocol.
-        UnsupportedError: a compressor that does not compress the prompt that the model is given.
+        ConfigError: no budget for a compressor that needs one; an unknown protocol.
+        UnsupportedError: a compressor or protocol that does not compress the prompt that the model is given.
     """
     if budget is None and not compressor.unbudgeted:
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")

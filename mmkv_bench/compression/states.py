@@ -1,7 +1,7 @@
-"""Layers that are not compressed, in models that also have compressed layers: transformers' sliding windows and recurrent states.
+"""Layers that are not compressed, beside compressed ones: transformers' sliding windows and recurrent states.
 
-Both store a state of a whole sequence. They cannot forget a token by dropping slots, and `crop(-1)` of a recurrent state returns
-without any effect. A caller that feeds tokens again must restore a copy that was made before these tokens.
+Each stores a state of a whole sequence and cannot forget a token by dropping slots. `crop(-1)` of a recurrent state even
+returns without any effect. A caller that feeds tokens again must restore a copy that was made before these tokens.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def readers(config: Any) -> dict[int, int]:
 
 
 def state_layer(config: Any, index: int) -> Any:
-    """Return transformers' own empty cache layer for a layer that is not compressed. index: the layer's index."""
+    """Return transformers' own empty cache layer for the layer `index`, which is not compressed."""
     kinds, arguments = get_layer_types_and_kwargs(config)
     return DYNAMIC_LAYER_TYPE_MAPPING[kinds[index]](**arguments[index])
 
 
-def mapped(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a layer, with `change` applied to each of its tensors. `change=torch.clone` makes a plain copy."""
+def map_tensors(layer: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a copy of a layer that is not compressed, with `change` applied to each of its tensors."""
     changed_layer = copy.copy(layer)
     if isinstance(layer, LinearAttentionLayer):
         for name in _PER_STATE:
@@ -88,12 +88,11 @@ def tensors(layer: Any) -> list[Tensor]:
     return [layer.keys, layer.values] if layer.is_initialized and layer.keys is not None else []
 
 
-def beside(layers: Sequence[Any]) -> Any:
-    """Join several layers into one layer with all their rows. All have been shown the same number of tokens."""
+def concatenate(layers: Sequence[Any]) -> Any:
+    """Join layers that have been shown the same number of tokens into one layer with all their rows."""
     tensor_groups = iter(list(zip(*(tensors(layer) for layer in layers), strict=True)))
-    return mapped(layers[0], lambda _: torch.cat(next(tensor_groups)))
+    return map_tensors(layers[0], lambda _: torch.cat(next(tensor_groups)))
 
 
 def nbytes(layers: Sequence[Any]) -> int:
-    """Return the bytes of all tensors of layers that are not compressed."""
     return sum(one.numel() * one.element_size() for layer in layers for one in tensors(layer))

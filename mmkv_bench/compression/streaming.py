@@ -23,12 +23,11 @@ _SEARCHED = 4096  # largest budget tried in the search for one that holds a meth
 class StreamLayer(CompressedLayer):
     """A compressed layer of a prompt that is read chunk by chunk (a stream). All heads have the same number of entries.
 
-    Masks cover stored slots, not all tokens read: every stored slot is older than the current chunk. So a mask's size grows with
-    the largest number of stored entries (the cap) and with the chunk, not with the stream's length.
+    Masks cover stored slots, not all tokens read, because every stored slot is older than the current chunk. So a mask's
+    size does not grow with the stream's length.
     """
 
-    def copied(self) -> Self:
-        """Return an independent copy of the layer."""
+    def clone(self) -> Self:
         layer_copy = copy.copy(self)
         layer_copy._key_storage, layer_copy._value_storage = self._key_storage.clone(), self._value_storage.clone()
         if self._position_storage is not None:
@@ -45,12 +44,13 @@ class StreamLayer(CompressedLayer):
 class StreamListener:
     """A listener that keeps at most `cap` entries in every KV head of every layer.
 
-    Scores are computed over the stored entries, which are the entries that stayed so far and the newest chunk's.
-    Statistics of queries continue from chunk to chunk.
+    Scores are computed over the stored entries: those that stayed so far, and the newest chunk's. Statistics of queries
+    continue from chunk to chunk.
 
     Attributes:
         cap: entries per KV head; None: nothing is evicted.
-        asked: number of chat-template tokens that are fed after every chunk for their queries, and dropped in the same layer.
+        asked: number of chat-template tokens that are fed after every chunk for their queries; each layer drops their
+            entries at once.
         compaction: moves the entries that stay; None: they keep their positions.
         entries_max, entries_peak: most entries of a KV head after and before an eviction, over all chunks and layers.
         rounds: number of chunks after which entries were evicted.
@@ -64,12 +64,12 @@ class StreamListener:
         cap: int | None,
         seed: int,
         frames: Frames | None = None,
-        room: int = 0,
+        reserve: int = 0,
         asked: int = 0,
         phases: Phases = untimed,
     ):
         self.compressor, self.cap, self.seed = compressor, cap, seed
-        self.frames, self.room, self.asked, self.phases = frames, room, asked, phases
+        self.frames, self.reserve, self.asked, self.phases = frames, reserve, asked, phases
         self.needs = compressor.needs
         self.compaction: Compaction | None = None
         self.entries_max = self.entries_peak = self.rounds = self.evicted = 0
@@ -88,16 +88,16 @@ class StreamListener:
             index = torch.arange(stored, device=target.device).expand(target.keys.shape[1], -1)
             target.forget(self.asked)
         else:
-            seen = observation.so_far(target.slot_positions()[0], self.frames, self.asked)
+            seen = observation.stream_view(target.slot_positions()[0], self.frames, self.asked)
             with self.phases("compress"):
                 score = compressor.score(seen, cap, self.seed)[:, :stored]
                 self.fallbacks |= dict.fromkeys(compressor.observed_fallbacks(seen, cap, self.seed))
                 (index,) = compressor.select([score], cap, None, [layer], prompt.n_layers, length=stored)
                 index, tokens = index.to(target.device), target.slot_positions()[0][:, :stored]
-                target.retain(index[None], self._reduce, self.room, self.asked)
+                target.retain(index[None], self._reduce, self.reserve, self.asked)
                 if self.compaction is not None:
                     rotations = self.compaction.moves(layer, tokens, index)
-                    target.replace(self.compaction.rotated(target.keys[0], rotations)[None], target.values)
+                    target.replace(self.compaction.rotate_keys(target.keys[0], rotations)[None], target.values)
             self.rounds += layer == 0
             self.evicted += (stored - target.stored) * index.shape[0]
         observation.retain(index)
@@ -163,7 +163,7 @@ def check_turns(compressor: Compressor) -> None:
 
 
 def _unfit(compressor: Compressor) -> str | None:
-    """Return the reason why a method cannot run on a stream, as the end of a sentence; None if it can."""
+    """Return why a method cannot run on a stream, as the end of a sentence; None if it can."""
     decoding, needs = compressor.decoding, compressor.needs
     if compressor.resamples:  # the smaller prompt fits into the cap
         return None
@@ -188,5 +188,5 @@ def _unfit(compressor: Compressor) -> str | None:
 
 
 def _reduced(compressor: Compressor, cap: int) -> bool:
-    """Tell whether a cap is too small for the tokens that the method protects, or for its observation window."""
+    """Tell whether a cap is too small for the method's protected tokens or observation window."""
     return bool({"window_reduced", "protected_reduced"} & {*compressor.fallbacks(cap, _SEARCHED + 1)})

@@ -1,9 +1,9 @@
 """Compressed layer whose heads have different lengths, stored back to back: `[sum of lengths, D]`, without padding.
 
 While a prompt is prefilled the layer works like any `CompressedLayer`. When heads or rows keep different numbers of
-entries it is folded: each head of each row becomes a sequence of its own, with slack for new tokens after it, and
-attention reads these sequences in place, by torch's `varlen_attn`. This function has kernels for CUDA devices in half
-precision only; elsewhere heads are padded (`compression/cache.py`).
+entries it is folded: each head of each row becomes a sequence of its own, with slack for new tokens after it. Attention
+reads these sequences in place, by torch's `varlen_attn`, which has kernels for CUDA devices in half precision only;
+elsewhere heads are padded (`compression/cache.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class VarlenLayer(CompressedLayer):
     Sequence `b * Hkv + h` is head h of row b; there are N of them.
 
     Attributes:
-        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return padded copies.
+        folded: the storage is `[slots, D]`, with positions `[slots]`; `keys`, `values` and `positions` then return padded
+            copies.
         stored: filled slots of the longest sequence.
     """
 
@@ -53,24 +54,20 @@ class VarlenLayer(CompressedLayer):
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
-        """True once the layer is folded."""
         return self.folded
 
     # ------------------------------------------------------------------ padded and back to back
     def retain(
         self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
     ) -> None:
-        """Keep the slots `index` only, see `CompressedLayer.retain`. The layer is folded if heads then differ in length."""
+        """Keep the slots `index` only, see `CompressedLayer.retain`. Fold the layer if heads then differ in length."""
         self._unfold()
         super().retain(index, reduce, reserve, forget)
         self._fold()
 
     @classmethod
     def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
-        """Build a layer for several sequences, see `CompressedLayer.from_rows`.
-
-        It is folded if heads or rows differ in length.
-        """
+        """Build a layer for several sequences, see `CompressedLayer.from_rows`. Fold it if heads or rows differ in length."""
         layer = super().from_rows(rows, seen, reserve)
         layer._fold()
         return layer
@@ -80,37 +77,31 @@ class VarlenLayer(CompressedLayer):
             return
         old_positions, stored = self._position_storage, self.stored
         assert old_positions is not None, "ragged heads have positions"
-        self._heads, self._slack, self._appended = (
-            (old_positions.shape[0], old_positions.shape[1]),
-            self.capacity - stored,
-            0,
-        )
+        self._heads = old_positions.shape[0], old_positions.shape[1]
+        self._slack, self._appended = self.capacity - stored, 0
         lengths = (old_positions[:, :, :stored] >= 0).sum(-1).flatten()
         ends = (lengths + self._slack).cumsum(0)
         starts = torch.nn.functional.pad(ends, (1, 0))
         self._lengths, first = lengths.tolist(), starts.tolist()
         self._starts, self._used, self._ends = starts.int(), lengths.int(), starts[:-1] + lengths
 
-        def laid(padded: Tensor) -> Tensor:
+        def pack(padded: Tensor) -> Tensor:
             flat = padded.new_zeros(first[-1], *padded.shape[3:])
             for one, start, length in zip(padded.flatten(0, 1), first[:-1], self._lengths, strict=True):
                 flat[start : start + length] = one[stored - length : stored]
             return flat
 
-        self._map_storages(laid)
+        super()._map(pack)
         self.folded, self.ragged = True, False
 
     def _unfold(self) -> None:
         if not self.folded:
             return
-        self._map_storages(self._padded)
+        super()._map(self._padded)
         self.folded, self.ragged = False, True
 
     def _padded(self, flat: Tensor) -> Tensor:
-        """Return a folded storage as `[B, Hkv, stored + free slack, ...]`, padded on the left.
-
-        Padding is 0, or -1 for positions.
-        """
+        """Return a folded storage as `[B, Hkv, stored + free slack, ...]`, padded on the left with 0 (positions: with -1)."""
         free_slots = self._slack - self._appended
         padded = flat.new_full(
             (len(self._lengths), self.stored + free_slots, *flat.shape[1:]), -1 if flat.ndim == 1 else 0
@@ -119,11 +110,6 @@ class VarlenLayer(CompressedLayer):
             filled = length + self._appended
             one[self.stored - filled : self.stored] = flat[start : start + filled]
         return padded.unflatten(0, self._heads)
-
-    def _map_storages(self, change: Callable[[Tensor], Tensor]) -> None:
-        assert self._position_storage is not None
-        self._key_storage, self._value_storage = change(self._key_storage), change(self._value_storage)
-        self._position_storage = change(self._position_storage)
 
     def _read_keys(self) -> Tensor:
         return self._padded(self._key_storage)[:, :, : self.stored] if self.folded else super()._read_keys()
@@ -143,10 +129,9 @@ class VarlenLayer(CompressedLayer):
 
     # ------------------------------------------------------------------ decoding
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values `[B, Hkv, n, D]` of the next n tokens.
+        """Append keys and values `[B, Hkv, n, D]` of the next n tokens; return all stored keys and values.
 
-        Returns all stored keys and values. A folded layer returns only the new ones, because `attention` reads all entries from
-        the storage.
+        A folded layer returns only the new ones, because `attention` reads all entries from the storage.
         """
         if not self.folded:
             return super().update(key_states, value_states, *args, **kwargs)
@@ -174,7 +159,7 @@ class VarlenLayer(CompressedLayer):
     def attention(
         self, kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run attention on the layer, see `CompressedLayer.attention`. A folded layer uses the kernel `attend`."""
+        """Run attention on the layer, see `CompressedLayer.attention`. A folded layer calls the kernel `attend`."""
         if not self.folded:
             return super().attention(kernel, query, key, value, mask)
         if mask is not None and query.shape[2] > 1:
@@ -186,10 +171,7 @@ class VarlenLayer(CompressedLayer):
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
-        """Raise UnsupportedError if a mask hides stored entries.
-
-        This happens only if questions of several lengths were padded.
-        """
+        """Raise UnsupportedError if a mask hides stored entries, as after padding questions of several lengths."""
         positions = self.slot_positions().flatten(1)
         visible = mask[:, 0, -1].expand(len(positions), -1).gather(1, positions.clamp_min(0))
         if bool((~visible & (positions >= 0)).any()):
@@ -229,7 +211,7 @@ class VarlenLayer(CompressedLayer):
         return (torch.tensor(self._lengths) + self._appended).unflatten(0, self._heads)
 
     def nbytes(self) -> tuple[int, int]:
-        """Return (bytes of entries, bytes of their positions)."""
+        """Return (bytes of entries, bytes of their positions), see `CompressedLayer.nbytes`."""
         if not self.folded:
             return super().nbytes()
         assert self._position_storage is not None
@@ -247,10 +229,10 @@ class VarlenLayer(CompressedLayer):
             return super().read_nbytes(fed)
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
-    def alone(self, row: int, slack: int) -> CompressedLayer:
+    def single_row(self, row: int, slack: int) -> CompressedLayer:
         """Return a layer of the size that one row of a folded layer would have if stored alone, with `slack` free slots per head.
 
-        It is a view for counting bytes: its slots do not contain the row's entries in order.
+        Only for counting bytes: the slots do not contain the row's entries in order.
         """
         heads = self._heads[1]
         row_heads = slice(row * heads, (row + 1) * heads)
@@ -275,22 +257,14 @@ class VarlenLayer(CompressedLayer):
 
 
 class Sequences(NamedTuple):
-    """Tensors of a layer whose N = B * Hkv heads are stored one after the other, in the form that the kernel reads.
+    """Tensors of a layer whose N = B * Hkv heads are stored one after the other, in the form that `attend` reads."""
 
-    Attributes:
-        keys, values: `[slots, D]`.
-        starts: int32 `[N + 1]`, where each sequence begins.
-        used: int32 `[N]`, filled slots of each sequence.
-        longest: most filled slots of a sequence.
-        heads: B and Hkv.
-    """
-
-    keys: Tensor
-    values: Tensor
-    starts: Tensor
-    used: Tensor
-    longest: int
-    heads: tuple[int, int]
+    keys: Tensor  # [slots, D]
+    values: Tensor  # [slots, D]
+    starts: Tensor  # int32 [N + 1], where each sequence begins
+    used: Tensor  # int32 [N], filled slots of each sequence
+    longest: int  # most filled slots of a sequence
+    heads: tuple[int, int]  # B and Hkv
 
 
 def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
@@ -301,7 +275,7 @@ def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> 
         layer: its `sequences()` already include the new tokens.
 
     Returns:
-        `[B, n, Hq, D]`, and no weights.
+        Output `[B, n, Hq, D]`, and None for the weights.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.varlen import varlen_attn

@@ -1,7 +1,7 @@
 """Devices: clocks, memory counters, pinned memory and other processes of the machine that computes.
 
-There is one class per kind of device, a `Device`; no other file uses `torch.cuda`. torch is imported inside the
-functions that need it, so that code that only counts or names devices stays light.
+Each kind of device is a subclass of `Device`; no other file uses `torch.cuda`. Functions import torch when they need it,
+so that code that only counts or names devices stays light.
 """
 
 from __future__ import annotations
@@ -30,6 +30,5 @@ def at(place: torch.device | str) -> Device:
 
 
 def kind_of(setting: str) -> str:
-    """Return the kind of device for a setting (`auto`, `cpu` or `cuda`): cuda if a CUDA device exists and the setting is not
-    `cpu`."""
+    """Return `cuda` if a CUDA device exists and the setting (`auto`, `cpu` or `cuda`) is not `cpu`; otherwise `cpu`."""
     return "cuda" if setting != "cpu" and KINDS["cuda"].count() else "cpu"

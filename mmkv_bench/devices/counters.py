@@ -25,7 +25,7 @@ class Bytes(NamedTuple):
 
 
 class Counters(ABC):
-    """Counts the memory in use on a device, now and at its peak since `restart`."""
+    """A counter of the memory in use on a device, now and at its peak since `restart`."""
 
     @abstractmethod
     def held(self) -> Bytes: ...
@@ -35,10 +35,7 @@ class Counters(ABC):
 
     @abstractmethod
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """Count the tensor `other` too if the tensor `one` is counted.
-
-        A pass that runs with fewer tensors than the real one counts as many bytes in this way.
-        """
+        """Count the tensor `other` too if the tensor `one` is counted, so that a pass with fewer tensors counts as many bytes."""
 
     @abstractmethod
     def restart(self) -> None:

@@ -1,5 +1,4 @@
-"""CUDA devices. Kernels run asynchronously, so clocks wait for them or record events in the stream. Torch's caching
-allocator counts the bytes."""
+"""CUDA devices. Kernels run asynchronously, so clocks wait for them or record events in the stream."""
 
 from __future__ import annotations
 
@@ -48,11 +47,7 @@ def _cuda() -> Any:
 
 @cache
 def _has_triton() -> bool:
-    """Tell whether Triton is installed together with the C compiler that builds its launchers, searched for as Triton
-    does.
-
-    Without them, attention statistics are computed by blocks of rows in torch instead of Triton's kernels.
-    """
+    """Tell whether Triton is installed together with the C compiler that builds its launchers, found as Triton finds it."""
     return find_spec("triton") is not None and bool(
         os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     )
@@ -80,8 +75,8 @@ class AllocatorCounters(Counters):
 class SideStream(DeviceStream):
     """A second CUDA stream of a device, shared by all callers of `Cuda.lane`.
 
-    The work of a `with` block of `Cuda.lane` runs on it. That work starts after all earlier work of the main stream, so memory
-    freed in the block is overwritten only after the main stream has read it.
+    Its work starts after all earlier work of the main stream, so memory freed in a `with` block is overwritten only after
+    the main stream has read it.
     """
 
     _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
@@ -147,10 +142,7 @@ class Cuda(Device):
 
     @classmethod
     def ruled_out(cls) -> bool:
-        """Tell whether there is certainly no CUDA device: Linux has no device file of a driver (NVIDIA, Jetson, AMD or WSL).
-
-        Does not import torch.
-        """
+        """Tell whether there is certainly no CUDA device: Linux has no device file of a driver (NVIDIA, Jetson, AMD or WSL)."""
         return sys.platform == "linux" and not any(name.startswith(_DRIVER_FILES) for name in os.listdir("/dev"))
 
     def name(self) -> str:
@@ -189,9 +181,7 @@ class Cuda(Device):
     def _allow(self, share: float) -> None:
         """Limit this process to a share of the device's memory."""
         self.release()  # reserved but unused memory would count
-        numbered_device = (
-            self.here() if self.place.index is None else self.place
-        )  # the call below needs a numbered device
+        numbered_device = self.here() if self.place.index is None else self.place
         _cuda().set_per_process_memory_fraction(min(share, 1.0), numbered_device)
 
     def release(self) -> None:
@@ -248,8 +238,7 @@ def foreign(lines: list[str] | None, process: int) -> tuple[int, ...] | None:
     This process has a context on the device, since it asked CUDA for its name. If its id is missing from the list, a container
     hides or renumbers processes, so nothing is known.
 
-    lines: output of `nvidia_smi`, one process per line.
-    process: id of this process.
+    lines: output of `nvidia_smi`, one process per line. process: id of this process.
     """
     try:
         process_ids = {int(line) for line in lines or []}

@@ -1,5 +1,4 @@
-"""The base class of devices. `Device` is the host: its clock needs no waiting, and its memory is counted storage by
-storage on request. Other kinds override what differs."""
+"""The base class of devices, `Device`. It is the host, whose clock needs no waiting; other kinds override what differs."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ class Device:
 
     @classmethod
     def here(cls) -> torch.device:
-        """Return the torch device that this process uses. If there may be several, its index is included, because some torch
-        functions need it."""
+        """Return the torch device that this process uses, with its index if there may be several, as some functions need it."""
         import torch
 
         return torch.device("cpu")
@@ -103,12 +101,12 @@ class Device:
         """Wait until all work given to the device is done. On the host nothing has to be waited for."""
 
     def now(self) -> float:
-        """Wait until all work given to the device is done, and return the time of a monotonic clock [s]."""
+        """Return the time of a monotonic clock [s] once all work given to the device is done."""
         self.synchronise()
         return time.perf_counter()
 
     def mark(self) -> Mark:
-        """Return a time mark behind all work submitted so far, to be used in `between`. Marking does not wait for the work."""
+        """Return a time mark behind all work submitted so far, for `between`. Marking does not wait for the work."""
         return time.perf_counter()
 
     def between(self, start: Mark, end: Mark) -> float:
@@ -136,7 +134,7 @@ class Device:
         return LiveStorages(self.place, held, limit)
 
     def release(self) -> None:
-        """Return reserved but unused memory to the device. On the host this does nothing: its allocator gives memory back."""
+        """Return reserved but unused memory to the device. On the host this does nothing."""
 
     def forget_graphs(self) -> None:
         """Drop the recorded graphs of compiled steps whose storages were freed. On the host there are none."""
@@ -160,8 +158,7 @@ class Device:
 
     # ------------------------------------------------------------------ random numbers
     def forked_random(self) -> AbstractContextManager[None]:
-        """Return a context manager whose block may seed torch's global generators of host and device. At its end their
-        state is restored."""
+        """Return a context manager that restores the state of torch's global generators, of host and device, at its end."""
         import torch
 
         return torch.random.fork_rng([])
@@ -176,7 +173,7 @@ class Device:
         return None
 
     def waits_for_launches(self) -> bool:
-        """Tell whether CUDA_LAUNCH_BLOCKING is set, which makes the host wait for every kernel and so lengthens step times."""
+        """Tell whether CUDA_LAUNCH_BLOCKING is set. The host then waits for every kernel, which lengthens step times."""
         return False
 
     def threads(self) -> int:
@@ -187,7 +184,7 @@ class Device:
 
 
 def cores(quota: Path = _QUOTA_FILE) -> int:
-    """Return the number of cores that this process may use, by its affinity and by the quota of its control group.
+    """Return the number of cores that this process may use, by its affinity and by its control group's quota.
 
     quota: the control group's file with the quota.
     """

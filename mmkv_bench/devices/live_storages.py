@@ -16,7 +16,7 @@ from mmkv_bench.devices.counters import Bytes, Counters
 
 
 class LiveStorages(TorchDispatchMode, Counters):
-    """A context manager that counts the memory of every tensor storage that an operation makes, until the storage is freed.
+    """A context manager that counts every tensor storage that an operation makes, until the storage is freed.
 
     A storage counts once with all of its bytes, however many tensors view it. Memory that a kernel takes and gives back
     inside one operation is not counted.
@@ -66,7 +66,6 @@ class LiveStorages(TorchDispatchMode, Counters):
         self._peak = max(self._peak, self._now)
 
     def alike(self, one: Tensor, other: Tensor) -> None:
-        """Count the tensor `other` too if the tensor `one` is counted. See `Counters.alike`."""
         if id(self.storage(one)) in self._live:
             self.add([other])
 

@@ -1,5 +1,4 @@
-"""Checks of what a run needs on this machine: a GPU if the process was given one, a C++ compiler, flash-attn. Only
-`check_meant` imports torch."""
+"""Checks of what a run needs on this machine: a GPU if the process was given one, a C++ compiler, flash-attn."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | N
 
 
 def sign_here() -> str | None:
-    """Return the evidence that this process was given a GPU (see `sign_of_gpu`), or None. Does not import torch."""
+    """Return the evidence that this process was given a GPU (see `sign_of_gpu`), or None."""
     return sign_of_gpu(os.environ, os.listdir("/dev") if sys.platform == "linux" else ())
 
 
@@ -81,11 +80,7 @@ def _why() -> str:
 
 
 def check_compiler() -> None:
-    """Refuse `decode=compiled` on a machine without a C++ compiler, where the first compiled step would fail.
-
-    Raises:
-        ConfigError: no C++ compiler, which builds kernels for a CPU and their launchers for a GPU.
-    """
+    """Raise ConfigError for `decode=compiled` without a C++ compiler, which builds kernels for a CPU and launchers for a GPU."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(shlex.split(compiler)[0]) is None:
         raise ConfigError(

@@ -166,7 +166,7 @@ def fill(
                     tokens.append(likeliest(output, filled.broken))
             del output, inputs
             filled.laps.append(PrefillTimer(start, ends[-1], device.mark()))
-            filled.add(session.filled, listener)
+            filled.add(session.latest_cache, listener)
     finally:
         hook.remove()
         session.expect(None, None, prompts[0].identity)

@@ -24,7 +24,7 @@ from torch import nn
 
 from mmkv_bench import devices
 from mmkv_bench.compression.flash import check as check_flash
-from mmkv_bench.compression.second_prefill import prefilled_again
+from mmkv_bench.compression.second_prefill import prefill_kept_entries
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
@@ -366,7 +366,7 @@ class Engine:
         if fork.index is not None:
             group, kept = fork.group, [index[None] for index in fork.index]
             start = group.meter.now()
-            again_prefilled = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)
+            again_prefilled = prefill_kept_entries(self.session, group.prefilled.prompt.inputs, kept)
             fork.again = [(key[0], value[0]) for key, value in again_prefilled]
             fork.compress_s += group.meter.now() - start
 

@@ -90,7 +90,7 @@ def forced(
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
     """Lend a cache that no decode policy changes. After the block the tokens that were fed to it are dropped."""
-    seen_before, states = [layer.seen for layer in cache.compressed], cache.copied_states()
+    seen_before, states = [layer.seen for layer in cache.compressed], cache.copy_states()
     try:
         yield cache
     finally:

@@ -23,7 +23,7 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed_layer import fixed_view, pool_of
 from mmkv_bench.compression.listeners import Phases
-from mmkv_bench.compression.positions import following
+from mmkv_bench.compression.positions import positions_after
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.devices import Bytes, Counters, Mark
 from mmkv_bench.generation.batch import (
@@ -167,7 +167,7 @@ class Driver:
         forward: the model or its compiled step. fed: int64 `[B, n]`. offset: distance of the first fed token from the prompt's
         last token.
         """
-        positions = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
+        positions = positions_after(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
         return likeliest(forward(input_ids=fed, position_ids=positions, past_key_values=cache, **COMMON), filled.broken)
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.compression.compressor import stacked
+from mmkv_bench.compression.compressor import stack_scores
 from mmkv_bench.compression.observation import Needs, Observation, PromptBatch
-from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.compression.replay import Replay, ReplayText
 from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.compression.session import Session
@@ -178,15 +178,15 @@ class Prefilled:
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
         if name not in self.orders:
-            self.orders[name] = selector.order(stacked(self.scores[key])[:, :candidates])
+            self.orders[name] = selector.order(stack_scores(self.scores[key])[:, :candidates])
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
-        """Return position ids of `count` text tokens in `rows` rows, see `following`.
+        """Return position ids of `count` text tokens in `rows` rows, see `positions_after`.
 
         offset: distance of the first of them from the last prefilled token; at most 0 for tokens that are fed again.
         """
-        return following(self.last_positions, offset, count, rows)
+        return positions_after(self.last_positions, offset, count, rows)
 
 
 @torch.no_grad()
@@ -257,16 +257,18 @@ def prefill_together(
             last_positions(session.position_ids, end, first_prompt.input_ids.device),
         )
         assert context is not None, "it was just fed"
-        states = cache.copied_states()
+        states = cache.copy_states()
         for number in reversed(range(len(prompts))):
             prompt, recording = prompts[number], recordings[number]
             for layer in cache.compressed:
                 layer.forget(layer.seen - end)
             cache.put_states(states)
-            session.go_behind(recording, context, prompt.length, prompt.types, prompt.identity)
+            session.observe_rest(recording, context, prompt.length, prompt.types, prompt.identity)
             ids = prompt.input_ids[:, end:]
             with meter.phase("prefill"):
-                output = model(ids, position_ids=following(last_position, 1, ids.shape[1], 1).contiguous(), **options)
+                output = model(
+                    ids, position_ids=positions_after(last_position, 1, ids.shape[1], 1).contiguous(), **options
+                )
             timed = [] if number else recordings
             prefilled_prompts.append(_recorded(session, prompt, recording, cache, output, meter, timed))
         cache.put_states(states)
@@ -347,11 +349,11 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
             last_position = last_positions(session.position_ids, candidates, ids.device)
             remaining_inputs = {
                 "input_ids": ids,
-                "position_ids": following(last_position, 1, ids.shape[1], ids.shape[0]),
+                "position_ids": positions_after(last_position, 1, ids.shape[1], ids.shape[0]),
             }
             if "attention_mask" in inputs:
                 remaining_inputs["attention_mask"] = inputs["attention_mask"]
-        copied_states = cache.copied_states() if candidates < length else None
+        copied_states = cache.copy_states() if candidates < length else None
         output = model(**remaining_inputs, **options)
     finally:
         session.prompt_length = early

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
-from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener, check_streams
 from mmkv_bench.families.facts import model_facts
@@ -66,7 +66,7 @@ def run(
         last_position = last_positions(reader.positions[..., :context], context, ids.device)
         question_inputs = {
             "input_ids": ids[:, context:],
-            "position_ids": following(last_position, 1, _QUESTION, 1).contiguous(),
+            "position_ids": positions_after(last_position, 1, _QUESTION, 1).contiguous(),
         }
         with peaks.phase(FIRST):
             model(**question_inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)

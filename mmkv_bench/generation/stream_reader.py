@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.observation import Frames
-from mmkv_bench.compression.positions import following, last_positions
+from mmkv_bench.compression.positions import last_positions, positions_after
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.families.registry import check_chunks
@@ -97,7 +97,7 @@ class Reader:
         if self.asked:
             last_position = last_positions(self.positions[..., : clip.end], clip.end, ids.device)
             ids = torch.cat([ids, self.prompt.input_ids[:, -self.asked :]], 1)
-            positions = torch.cat([positions, following(last_position, 1, self.asked, 1)], -1)
+            positions = torch.cat([positions, positions_after(last_position, 1, self.asked, 1)], -1)
         inputs = {"input_ids": ids, "position_ids": positions}
         return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 

@@ -52,7 +52,7 @@ def read(
         NonFiniteLogitsError: the logits are NaN.
     """
     prompt, length = reader.prompt, reader.length
-    cache = CompressedCache.of([StreamLayer(listener.room) for _ in session.attentions])
+    cache = CompressedCache.of([StreamLayer(listener.reserve) for _ in session.attentions])
     session.expect(listener, prompt.types[:, :length], identity or prompt.identity)
     if reader.compact:
         check_rope(session.text.config)
@@ -80,7 +80,7 @@ def read(
 
 def copied(cache: CompressedCache) -> CompressedCache:
     """Return an independent copy of a stream's cache."""
-    return CompressedCache.of([layer.copied() for layer in cache.layers if isinstance(layer, StreamLayer)])
+    return CompressedCache.of([layer.clone() for layer in cache.layers if isinstance(layer, StreamLayer)])
 
 
 @dataclass(frozen=True)

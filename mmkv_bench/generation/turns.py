@@ -20,7 +20,7 @@ from mmkv_bench import devices
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.entry_counts import account
-from mmkv_bench.compression.positions import following
+from mmkv_bench.compression.positions import positions_after
 from mmkv_bench.compression.session import Session
 from mmkv_bench.compression.streaming import StreamListener, check_turns
 from mmkv_bench.errors import UnsupportedError
@@ -160,7 +160,7 @@ def _first(
     check_time(fork, parts.timeout_s)
     result.context_tokens = lengths.reduced
     cap = None if cell.compressor.unbudgeted else cell.entries(lengths.reduced)
-    listener = StreamListener(cell.compressor, cap, cell.seed, room=reserve, phases=meter.phase)
+    listener = StreamListener(cell.compressor, cap, cell.seed, reserve=reserve, phases=meter.phase)
     listener.entries_max = max(layer.stored for layer in cache.compressed)
     conversation = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
     return _answered(conversation, cell, result, _deadline(parts))
@@ -230,7 +230,7 @@ def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> 
         layer.forget(talk.fed)
     talk.listener.phases = meter.phase
     seen = cache.get_seq_length() + turn.shape[1]
-    session.go_on(talk.listener, cache, seen, talk.document, talk.turns)
+    session.observe_turn(talk.listener, cache, seen, talk.document, talk.turns)
     try:
         with meter.phase("prefill"):
             positions = group.prefilled.positions(offset, turn.shape[1], 1).contiguous()
@@ -244,7 +244,7 @@ def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> 
             )
     finally:
         session.expect(None, None, talk.document)
-    last_position = following(group.prefilled.last_positions, offset + turn.shape[1] - 1, 1, 1)
+    last_position = positions_after(group.prefilled.last_positions, offset + turn.shape[1] - 1, 1, 1)
     return output.logits[0, -1].float(), last_position
 
 

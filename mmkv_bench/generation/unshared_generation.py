@@ -21,7 +21,7 @@ from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.listeners import AnswerAttention, PrefillListener
 from mmkv_bench.compression.replay import NO_WORDS, ReplayText
-from mmkv_bench.compression.second_prefill import prefilled_again
+from mmkv_bench.compression.second_prefill import prefill_kept_entries
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.families.facts import ModelFacts
@@ -166,8 +166,8 @@ def generate_alone(
         }
         feed(session, prefix, session.new_cache(), lengths.candidates)
         if protocol_rules.prefills_again and evicts_entries:
-            again_prefilled = prefilled_again(session, prefix, session.kept())
-            for layer, (key, value) in zip(session.filled.compressed, again_prefilled, strict=True):
+            again_prefilled = prefill_kept_entries(session, prefix, session.kept())
+            for layer, (key, value) in zip(session.latest_cache.compressed, again_prefilled, strict=True):
                 layer.replace(key, value)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
@@ -324,4 +324,4 @@ def _fill(
     tokens = output.sequences[0, prompt.length :].tolist()
     finish = rules.finish(output.sequences, len(tokens))
     fill_answer(result, cell, lengths, tokens, finish, rules.text(tokens, finish, tokenizer))
-    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in output.session.filled.compressed)
+    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in output.session.latest_cache.compressed)

@@ -47,10 +47,7 @@ class CalibrationSource(Protocol):
     """A source of calibration data for methods; `calibrate.artefact.Calibrations` implements it."""
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return the calibration data with which a part of this method is built.
-
-        spec: the configuration's value, `auto` or a path.
-        """
+        """Return the calibration data with which a part of this method is built. spec: the configured value, `auto` or a path."""
 
 
 def build_compressor(
@@ -67,7 +64,7 @@ def build_compressor(
         node: composed node, with its interpolations unresolved.
         reading: `paper` or `released`.
         defaults: see `node.under_reading`.
-        calibrations: calibration artefacts of the run's model. Without them parts keep the configuration's value (`auto`, a
+        calibrations: calibration artefacts of the run's model. Without them parts keep the configured value (`auto`, a
             path). Such parts can be checked, but refuse to work.
 
     Raises:
@@ -91,7 +88,7 @@ def compressor_of(
 
     if node.get("base") == FULL:
         return Compressor(name=name)
-    given = _outside(name, node) if given is None else given
+    given = _external_parts(name, node) if given is None else given
     specs = {part: given.get(part, node.get(part)) for part in FOLDERS}
     optional = (DECODING,) if specs[DECODING] is None else ("scorer",)  # without a scorer, a policy can still quantise
     missing = [part for part in PARTS if specs[part] is None and part not in optional]
@@ -115,7 +112,7 @@ def compressor_of(
     return compressor
 
 
-def _outside(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
+def _external_parts(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
     """Build the parts of a method whose code is not in this package (kvpress, a user's file); {} for other methods."""
     if node.get("base") == CUSTOM:
         return method_file.parts(node, name)
@@ -127,13 +124,13 @@ def _outside(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | None = None) -> dict[str, Any]:
-    """Return an effective method node in the form that rows store and that enters a cell's hash.
+    """Return an effective method node as rows store it; the form enters the hash of the (method, budget) setting.
 
     Code outside of this package is named by its content (a file's checksum, a package's version), never by its path.
     Two marks are added for tables: `READS_ANSWER` if the scorer reads the full cache's answer (the method is a ceiling), and
     `OVER_BUDGET` if the paper's own formula may exceed the budget (not under `reading=released`).
-    A parameter that was added after the method's first rows is left out at its default.
-    A parameter that only half precision uses is left out if the model has another precision.
+    A parameter that was added after the method's first rows is left out at its default, and a parameter that only half
+    precision uses is left out at another precision, so that hashes do not change.
 
     dtype: the model's precision; None: unknown.
     """
@@ -141,14 +138,16 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
     marks |= {OVER_BUDGET: True} if compressor.exceeds_as_printed and compressor.reading != "released" else {}
     if node.get("base") == CUSTOM:
         return method_file.identity_form(node) | marks
-    return _as_before(node, compressor, dtype) | (getattr(compressor.scorer, "origin", None) or {}) | marks
+    return (
+        _without_later_parameters(node, compressor, dtype) | (getattr(compressor.scorer, "origin", None) or {}) | marks
+    )
 
 
-def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
-    """Return the node without parameters that were added after the method's first rows, so that hashes do not change.
+def _without_later_parameters(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
+    """Return the node without parameters that were added after the method's first rows and have no effect.
 
-    Such a parameter is listed in `later` of a part's class or of the method's file. It is left out at its class's default, and
-    if it has no effect at the model's precision (`halves`).
+    Such parameters are listed in `later` of a part's class or of the method's file; `halves` of the class lists those that
+    only half precision uses.
     """
     form = dict(node)
     for part in PARTS:
@@ -166,14 +165,11 @@ def _as_before(node: Mapping[str, Any], compressor: Compressor, dtype: str | Non
 
 
 def _instantiate(path: str, spec: Any, calibrations: CalibrationSource | None = None) -> Any:
-    """Build a part from its `_target_` and parameters.
+    """Build a part from its `_target_` and parameters. path: the part's key in the configuration, for messages.
 
-    Hydra's `instantiate` imports any name in a configuration. This function only takes classes that a module of this package
-    defines itself.
-    A part with a parameter `calibration` gets the data of the artefact named by its class's `calibrated_by`, unless
-    `needs_calibration(parameters)` of the class returns False.
-
-    path: the part's key in the configuration, for messages.
+    Hydra's `instantiate` imports any name in a configuration; this function only takes classes that a module of this package
+    defines itself. A part with a parameter `calibration` gets the data of the artefact named by its class's `calibrated_by`,
+    unless `needs_calibration(parameters)` of the class returns False.
     """
     if isinstance(spec, list):
         return [_instantiate(f"{path}[{i}]", item, calibrations) for i, item in enumerate(spec)]
@@ -250,10 +246,10 @@ def method(
     """
     name = os.fspath(name) if isinstance(name, Path) else name
     if isinstance(name, str) and name.endswith(".py"):
-        return _of_file(Path(name), reading, parameters)
+        return _file_method(Path(name), reading, parameters)
     if isinstance(name, str):
         return compressor_of(name, settings(name, reading, parameters), reading, calibrations)
-    return _around(name, reading, parameters)
+    return _scorer_method(name, reading, parameters)
 
 
 def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -275,8 +271,8 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
     return under_reading(name, {**defaults, **values}, reading, defaults)
 
 
-def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compressor:
-    """Build a user's Python file as a run does with `method=<file>`. The method is named after the file, without suffix."""
+def _file_method(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compressor:
+    """Build a user's Python file as `method=<file>` does. The method is named after the file, without suffix."""
     arguments = {key: value for key, value in parameters.items() if key not in SELECTOR}
     selector = {key: value for key, value in parameters.items() if key in SELECTOR}
     return compressor_of(
@@ -284,7 +280,7 @@ def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compres
     )
 
 
-def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str, Any]) -> Compressor:
+def _scorer_method(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str, Any]) -> Compressor:
     """Build a compressor around the caller's scorer, with the other parts of `method=custom`.
 
     parameters: arguments of the scorer's constructor, if it is a class, and `sinks`, `recents` and `window` of the selector.

@@ -62,46 +62,39 @@ _NEEDED: dict[Check, tuple[Check, ...]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The cause of a broken promise.
+    """The cause of a broken promise."""
 
-    Attributes:
-        place: `path:line`, or the path of the file.
-        fault: what is wrong.
-        fix: what to write instead; "" if unknown.
-        error: text of the exception, if there was one. Promises broken by equal errors have one cause.
-    """
-
-    place: str
-    fault: str
-    fix: str = ""
-    error: str = ""
+    place: str  # `path:line`, or the path of the file
+    fault: str  # what is wrong
+    fix: str = ""  # what to write instead; "" if unknown
+    error: str = ""  # text of the exception, if there was one; promises broken by equal errors have one cause
 
     def __str__(self) -> str:
         return f"{self.place}: {self.fault}" + (f"; {self.fix}" if self.fix else "")
 
-    def again(self, other: Finding) -> bool:
+    def has_same_cause(self, other: Finding) -> bool:
         """Tell whether `other`, the finding of another promise, has the same error as cause."""
         return bool(self.error) and (self.error == other.error or self.error in other.fault)
 
 
-def hidden(check: Check, broken: Collection[Check]) -> bool:
+def depends_on_broken(check: Check, broken: Collection[Check]) -> bool:
     """Tell whether a check has no meaning, because it depends on a promise in `broken`."""
     return any(one in broken for one in (invariants.scores_are_finite, *_NEEDED.get(check, ())))
 
 
-def tried(check: Check, made: Compressor, path: str) -> Finding | None:
-    """Run one check of a method; return the cause if the promise is broken, None if it is kept.
+def run_check(check: Check, made: Compressor, path: str) -> Finding | None:
+    """Run one check of the method `made`; return the cause if the promise is broken, None if it is kept.
 
-    made: the compressor built from the user's file. path: the file.
+    path: the user's file that defines the method.
     """
     try:
         fault = check(made)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
-        return _raised(error, made, path)
-    return None if fault is None else _broken(check, fault, made, path)
+        return _finding_of_exception(error, made, path)
+    return None if fault is None else _finding_of_fault(check, fault, made, path)
 
 
-def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
+def _finding_of_fault(check: Check, fault: str, made: Compressor, path: str) -> Finding:
     if check not in _FIXES:
         return Finding(path, fault)
     part_name, method, fix = _FIXES[check]
@@ -113,11 +106,10 @@ def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
     return Finding(f"{path}:{line}" if line else path, fault, fix)
 
 
-def _raised(error: Exception, made: Compressor, path: str) -> Finding:
+def _finding_of_exception(error: Exception, made: Compressor, path: str) -> Finding:
     """Return the finding for an exception that a check raised.
 
-    The finding's place is the last line of the user's file in the traceback. If the result of a method of the file was refused,
-    it is the line of this method.
+    Its place is the last line of the user's file in the traceback, or the method of the file whose result was refused.
     """
     text = first_line(error).partition(" (Needs(")[0]
     line = traceback_line(error, str(Path(path).expanduser().resolve()))
@@ -144,12 +136,9 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 def _declaration(need: str, number: str | None, made: Compressor, path: str, line: int) -> str:
     """Return the instruction to declare a need (a field of `Needs`) that a scorer or allocator reads undeclared.
 
-    If a parameter that the code uses there has the needed number or more as its value, the instruction names this parameter.
-
-    Args:
-        need: the field of `Needs`.
-        number: the smallest sufficient value, as text; None for a field that is True or False.
-        line: line of the file that reads the undeclared value.
+    The instruction names a parameter of the code if its value is large enough.
+    number: the smallest sufficient value, as text; None for a field that is True or False. line: where the file reads the
+    undeclared value.
     """
     text = Path(path).expanduser().read_text(encoding="utf-8")
     nodes: list[Any] = list(ast.walk(ast.parse(text)))

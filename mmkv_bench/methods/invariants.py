@@ -1,8 +1,9 @@
-"""What every method promises, as checks of one composed method.
+"""The promises of every method, as checks of one composed method.
 
 `mmkv-bench check` runs the checks on a user's file with the problems of `toy_layers`. The tests run them on every
 shipped method with problems of their own. Seven checks test the method's parts on random layers, two test whole answers
-of the embedded model. A check returns what is broken, or None; the first line of its docstring is the promise.
+of the embedded model. A check takes the method, `made`, and prompts of random layers, `problems`; it returns what is
+broken, or None. The first line of its docstring is the promise, which users see.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ IN_REDUCE = "key or value has changed in reduce"
 def method(path: str, settings: Sequence[str] = ()) -> Compressor:
     """Build the compressor of `method=custom` with this file.
 
-    Args:
-        settings: `name=<class>` and constructor arguments, `<argument>=<value>`.
+    settings: `name=<class>` and constructor arguments, `<argument>=<value>`.
 
     Raises:
         ConfigError: the file cannot be used, or a setting has no `=`.
@@ -70,15 +70,15 @@ def summaries(made: Compressor, layers: Sequence[Observation], budget: int, seed
 
 
 def select(made: Compressor, problem: Problem, layers: Sequence[Observation] | None = None) -> list[Tensor]:
-    """Return the kept indices per layer that a method selects for an observed prompt, as a run would.
+    """Return the kept indices per layer that a run would select for an observed prompt.
 
     layers: an observation per layer; None: those of the problem.
     """
     layers, budget = problem.observe(made.needs) if layers is None else layers, problem.budget
-    return _divide(made, problem, layers, scores(made, layers, budget), summaries(made, layers, budget))
+    return _select_from_scores(made, problem, layers, scores(made, layers, budget), summaries(made, layers, budget))
 
 
-def _divide(
+def _select_from_scores(
     made: Compressor,
     problem: Problem,
     layers: Sequence[Observation],
@@ -96,10 +96,7 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 # ---------------------------------------------------------------- parts
 def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """scores are finite float32 (or float64), one per KV head and token
-
-    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    """
+    """scores are finite float32 (or float64), one per KV head and token"""
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
         values = scores(made, layers, problem.budget)  # which refuses other shapes and dtypes
@@ -110,34 +107,28 @@ def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str
 
 
 def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """exactly the budget is kept, or more or less if the method says so, also under strict
-
-    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    """
+    """exactly the budget is kept, or more or less if the method says so, also under strict"""
     for problem in problems or toy_layers.problems():
         layers, budget = problem.observe(made.needs), problem.budget
         layer_scores, layer_summaries = scores(made, layers, budget), summaries(made, layers, budget)
         heads, length = layers[0].key.shape[:2]
         for strict in (False, True):
-            kept_indices = _divide(made, problem, layers, layer_scores, layer_summaries, strict)
-            fault = _miscounted(made, kept_indices, (budget - strict) * heads * problem.layers)
-            fault = fault or _malformed(kept_indices, problem.layers, heads, length - strict)
+            kept_indices = _select_from_scores(made, problem, layers, layer_scores, layer_summaries, strict)
+            fault = _count_fault(made, kept_indices, (budget - strict) * heads * problem.layers)
+            fault = fault or _form_fault(kept_indices, problem.layers, heads, length - strict)
             if fault:
                 return f"{problem}{' strict' * strict}: {fault}"
     return None
 
 
-def _miscounted(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | None:
+def _count_fault(made: Compressor, kept: Sequence[Tensor], budget: int) -> str | None:
     count = sum(int((index >= 0).sum()) for index in kept)
     is_wrong = (count > budget and not made.exceeds) or (count < budget and not made.falls_short)
     return f"{count} entries instead of {budget}" if is_wrong else None
 
 
-def _malformed(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
-    """Return what is wrong with the form of kept indices, or None.
-
-    The form is int64 per layer. In every head, indices are below `candidates` and ascend after the padding (-1).
-    """
+def _form_fault(kept: Sequence[Tensor], layers: int, heads: int, candidates: int) -> str | None:
+    """Return how the kept indices are malformed, or None: per layer int64, ascending after the padding, below `candidates`."""
     if {(len(kept), index.shape[0], index.dtype) for index in kept} != {(layers, heads, torch.int64)}:
         return f"indices of {[(tuple(index.shape), index.dtype) for index in kept]}"
     for row in (row for index in kept for row in index.tolist()):
@@ -158,9 +149,8 @@ def nothing_is_remembered(
 ) -> str | None:
     """the same prompt keeps the same entries, whatever ran before and whatever torch drew
 
-    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    disturb: function that is called between two selections; None: another prompt is selected from. needs: statistics to gather
-    for the second and third selection; None: the method's.
+    disturb: called between two selections; None: another prompt is selected from. needs: statistics to gather for the second
+    and third selection; None: the method's.
     """
     disturb = disturb or partial(_another_prompt, made)
     for problem in problems or toy_layers.problems():
@@ -178,10 +168,7 @@ def _another_prompt(made: Compressor) -> None:
 
 
 def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """another seed changes the scores of a scorer that says stochastic=True, and of no other
-
-    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    """
+    """another seed changes the scores of a scorer that says stochastic=True, and of no other"""
     name, scores_changed = type(made.scorer).__name__, False
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
@@ -195,19 +182,16 @@ def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] 
 
 
 def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key
-
-    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    """
+    """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key"""
     for problem in problems or [toy_layers.problem(shape, 12) for shape in toy_layers.SHAPES[3:]]:
         layers, budget = problem.observe(made.needs), problem.budget
         scorer, length = made.eviction.scorer, layers[0].length
-        own_scores = _scored(made, layers, budget)
+        own_scores = _scores_or_none(made, layers, budget)
         for name, neighbour in _neighbours(scorer):
             for other in (budget, 3):
                 if neighbour.key(other, length) != scorer.key(budget, length):
                     continue
-                neighbour_scores = _scored(dataclasses.replace(made, scorer=neighbour), layers, other)
+                neighbour_scores = _scores_or_none(dataclasses.replace(made, scorer=neighbour), layers, other)
                 if own_scores is not None and neighbour_scores is not None and not _same(own_scores, neighbour_scores):
                     missing = f"self.{name}" if name else "budget"
                     return (
@@ -218,10 +202,7 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
 
 
 def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
-    """Return (parameter, scorer) pairs: ("", the scorer itself), then copies of the scorer with one parameter changed.
-
-    Changes that the scorer refuses are left out.
-    """
+    """Return ("", the scorer), then (parameter, copy of the scorer with this parameter changed) for changes it accepts."""
     copies = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)
@@ -234,7 +215,7 @@ def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
     return copies
 
 
-def _scored(made: Compressor, layers: Sequence[Observation], budget: int) -> list[Tensor] | None:
+def _scores_or_none(made: Compressor, layers: Sequence[Observation], budget: int) -> list[Tensor] | None:
     try:
         return scores(made, layers, budget)
     except Exception:  # noqa: BLE001 - a neighbour may need more than was gathered
@@ -242,16 +223,13 @@ def _scored(made: Compressor, layers: Sequence[Observation], budget: int) -> lis
 
 
 def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """the same entries stay, whatever other methods and settings of a run gather, score and memoise
-
-    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    """
+    """the same entries stay, whatever other methods and settings of a run gather, score and memoise"""
     all_needs = Needs(64, *[True] * (len(vars(Needs())) - 1))
     for problem in problems or [toy_layers.problem(shape, shape[0] // 3) for shape in toy_layers.SHAPES[3:]]:
         kept_alone = select(made, problem)
         layers = problem.observe(all_needs)
         for name, neighbour in _neighbours(made.eviction.scorer)[1:]:
-            _scored(dataclasses.replace(made, scorer=neighbour), layers, problem.budget)
+            _scores_or_none(dataclasses.replace(made, scorer=neighbour), layers, problem.budget)
             if not _same(kept_alone, select(made, problem, layers)):
                 return f"{problem}: other entries stay beside the same method with another {name}"
         if not _same(kept_alone, select(made, problem, layers)):
@@ -260,10 +238,7 @@ def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()
 
 
 def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
-    """keys, values and scores are only read: other methods share them
-
-    Returns what is broken, or None. made: the method. problems: prompts of random layers to check with.
-    """
+    """keys, values and scores are only read: other methods share them"""
     for problem in problems or toy_layers.problems():
         layers = problem.observe(made.needs)
         copies = [(layer.key.clone(), layer.value.clone()) for layer in layers]
@@ -279,18 +254,12 @@ def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) ->
 
 # ---------------------------------------------------------------- whole answers
 def answers_are_the_same_alone(made: Compressor) -> str | None:
-    """on the embedded model, shared forks equal runs of their own through stock generate(), token for token
-
-    Returns what is broken, or None. made: the method.
-    """
+    """on the embedded model, shared forks equal runs of their own through stock generate(), token for token"""
     return _through_the_model(made, (16, 64))
 
 
 def a_budget_of_everything_is_full(made: Compressor) -> str | None:
-    """a budget of the whole prompt is the full cache
-
-    Returns what is broken, or None. made: the method.
-    """
+    """a budget of the whole prompt is the full cache"""
     return _through_the_model(made, (10**6,))
 
 

@@ -42,16 +42,12 @@ SHOWN = 16
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A loaded method file.
-
-    `classes` maps each part that the file defines (`scorer`, `selector`, ...) to its class. `prefix` is the common prefix of the
-    file's settings on the command line.
-    """
+    """A loaded method file."""
 
     path: str
     sha256: str
-    classes: Mapping[str, type]
-    prefix: str
+    classes: Mapping[str, type]  # part that the file defines (`scorer`, `selector`, ...) -> its class
+    prefix: str  # common prefix of the file's settings on the command line
 
 
 def load(path: str | None, name: str | Sequence[str] | None = None, method: str = CUSTOM) -> MethodFile:
@@ -78,9 +74,8 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
 def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all constructor arguments of a method file's classes: the given ones, and the defaults of the others.
 
-    An integer given for a float argument becomes a float, so that 3 and 3.0 give the same hash. Defaults that are no plain
-    values are left out, and so is an argument for which two classes have different defaults: each class uses its own default,
-    and the file's checksum covers both.
+    An integer given for a float argument becomes a float, so that 3 and 3.0 give the same hash. Two kinds of defaults are left
+    out: those that are no plain values, and those in which two classes differ (each class then uses its own default).
 
     Raises:
         ConfigError: no class has a given argument, or a required argument is not given.
@@ -139,12 +134,10 @@ def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
 def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
     """Build the parts that a user's method file defines: `scorer`, `selector`, ... -> object.
 
-    Args:
-        node: the node of `conf/method/custom.yaml` with all values resolved.
-        method: the method's name in the run.
+    node: the node of `conf/method/custom.yaml` with all values resolved. method: the method's name in the run.
 
     Raises:
-        ConfigError: see `load` and `build`. Or a parameter of the default selector is given, but the file defines a selector.
+        ConfigError: see `load` and `build`; also for a parameter of the default selector if the file defines a selector.
     """
     source = load(node["path"], node["name"], method)
     changed = [key for key, value in SELECTOR.items() if node[key] != value]
@@ -208,13 +201,13 @@ def _skeleton(part: str) -> str:
     if part != "scorer":
         code = f"{titled['beside'][1].replace('SkeletonWindow', 'Skeleton')}\n\n\n{code}"
     runtime_imports, _, type_imports = head.split('"""', 2)[2].partition("if TYPE_CHECKING:\n")
-    type_imports = _used(type_imports, code)
-    imports = _used(runtime_imports, f"{code} annotations{' TYPE_CHECKING' if type_imports else ''}")
+    type_imports = _used_imports(type_imports, code)
+    imports = _used_imports(runtime_imports, f"{code} annotations{' TYPE_CHECKING' if type_imports else ''}")
     type_checking_block = f"\n\nif TYPE_CHECKING:\n{type_imports}" if type_imports else ""
     return f'"""Skeleton: {title.partition(": ")[2]}"""\n\n{imports}{type_checking_block}\n\n\n{code}\n'
 
 
-def _used(imports: str, code: str) -> str:
+def _used_imports(imports: str, code: str) -> str:
     """Return import lines without the names that the code does not use."""
 
     def keep(line: re.Match[str]) -> str:
@@ -226,10 +219,7 @@ def _used(imports: str, code: str) -> str:
 
 
 class _HashedText(InspectLoader):
-    """A module loader that runs the text whose checksum was taken.
-
-    The usual loader would read the file again, or run older bytecode.
-    """
+    """A module loader that runs the text whose checksum was taken, and neither reads the file again nor runs older bytecode."""
 
     def __init__(self, text: str, file: str):
         self.text, self.file = text, file
@@ -243,14 +233,9 @@ class _HashedText(InspectLoader):
 
 @cache
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
-    """Return the method file as a module. A file's text runs only once per process.
+    """Return the method file as a module. A file's text runs only once per process: equal scorers have one class object.
 
-    Cells share scores only if their scorers have the same class object.
-
-    Args:
-        file: absolute path; part of the module's name.
-        digest: sha256 of the text.
-        path: the path as given by the user, for messages.
+    file: absolute path, part of the module's name. digest: sha256 of the text. path: as given by the user, for messages.
     """
     check_text(file, text, path)
     refuse_openings()

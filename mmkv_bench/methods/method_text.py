@@ -1,6 +1,6 @@
 """Checks of a user's method file: its text before it runs, and the files that it opens while it runs.
 
-A cell is identified by the checksum of its method file, so nothing outside of that file may change its answers. The
+Results are identified by the checksum of the method file, so nothing outside of the file may change its answers. The
 text is refused if it imports a module that is not installed, imports by a computed name, reads the environment, or uses
 a reader that opens files in C. Files opened by Python code are caught at run time: the interpreter reports every
 opening (audit event `open`, PEP 578). An opening with code of a method file on the stack is refused unless the file
@@ -37,9 +37,9 @@ _KERNEL = ("/dev/", "/proc/", "/sys/")
 
 
 class OwnFileReadError(ConfigError, PermissionError):
-    """Raised if a user's method file opens another file.
+    """A user's method file opened another file.
 
-    It is a PermissionError, too, so libraries that only try to read an optional file continue without it.
+    The error is a PermissionError, too, so libraries that only try to read an optional file continue without it.
     """
 
 
@@ -52,7 +52,7 @@ def settings_prefix(method: str) -> str:
 def check(path: str | None, method: str = CUSTOM) -> None:
     """Raise ConfigError for a method file that is missing, is not Python or imports what is not allowed; it is not run.
 
-    path: the file. method: the method's name in the run, for messages.
+    method: the method's name in the run, for messages.
     """
     file, text = read(path, method)
     check_text(str(file.resolve()), text, str(path))
@@ -95,18 +95,15 @@ def check_text(file: str, text: str, path: str) -> None:
     except ValueError as error:  # a null byte
         raise ConfigError(f"{path}: the file is not valid Python: {error}; correct it") from None
     for node in ast.walk(tree):
-        forbidden_use = _outside(node)
+        forbidden_use = _forbidden_use(node)
         if forbidden_use is not None:
             use, remedy = forbidden_use
             number = getattr(node, "lineno", 0)
             raise ConfigError(f"{path}:{number}: {use}, which the cell's checksum would not cover; {remedy}")
 
 
-def _outside(node: ast.AST) -> tuple[str, str] | None:
-    """Return how a syntax node depends on code or data outside of the file, and what to write instead.
-
-    None if it does not depend on any.
-    """
+def _forbidden_use(node: ast.AST) -> tuple[str, str] | None:
+    """Return how a syntax node depends on code or data outside of the file, and what to write instead; None: not at all."""
     if isinstance(node, ast.Name) and node.id in BUILTINS:
         return f"uses {node.id}", "write the code itself"
     name = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
@@ -160,7 +157,7 @@ def _on_event(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _method_file() -> str | None:
-    """Return the path of the method file whose code is being run by this thread; None if there is none."""
+    """Return the path of the method file whose code this thread runs; None if there is none."""
     frame = sys._getframe(2)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(PREFIX):

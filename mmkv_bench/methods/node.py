@@ -27,10 +27,7 @@ _REFERENCE = re.compile(r"\$\{(\.+)([\w.]+)\}")
 
 
 def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a node that users may override, without parts and keys such as `released`.
-
-    Interpolations are not resolved.
-    """
+    """Return the parameters of a node that users may override, with interpolations unresolved."""
     return {key: value for key, value in node.items() if key not in _NOT_PARAMETERS}
 
 
@@ -50,15 +47,15 @@ def under_reading(
     Args:
         name: the method's name, for messages.
         reading: `paper` or `released`.
-        defaults: the node without the user's overrides. If given, integers for float parameters become floats (so that 3 and 3.0
-            give the same hash). A parameter that the user sets to something else than `released` sets is then refused.
+        defaults: the node without the user's overrides. If given, integers for float parameters become floats (so that 3
+            and 3.0 give the same hash), and a parameter to which the user gives another value than `released` is refused.
 
     Raises:
         ConfigError: unknown reading, a `released` key that the node lacks, an interpolation without a target.
     """
     if reading not in READINGS:
         raise ConfigError(f"reading={reading!r} of method {name} is unknown; {nearest(str(reading), READINGS)}")
-    effective: dict[str, Any] = _copied(node)
+    effective: dict[str, Any] = _plain_copy(node)
     if defaults is not None:
         for key, default in flat_parameters(defaults).items():
             value = effective.get(key)
@@ -66,15 +63,11 @@ def under_reading(
                 effective[key] = float(value)
     for key, value in (effective.get("released") or {}).items() if reading == "released" else ():
         _release(name, effective, key, value, defaults)
-    return _resolved(name, effective)
+    return _resolve(name, effective)
 
 
 def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Mapping[str, Any] | None) -> None:
-    """Set one parameter of a node, in place, to the released code's value. key: `<parameter>` or `<part>.<parameter>`.
-
-    Raises:
-        ConfigError: the node lacks the key, or the user has set it to something else.
-    """
+    """Set one parameter of a node, in place, to the released code's value. key: `<parameter>` or `<part>.<parameter>`."""
     *path, leaf = key.split(".")
     holder: Any = node
     for step in path:
@@ -93,7 +86,7 @@ def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Ma
     holder[leaf] = value
 
 
-def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node with every reference `${..key}` replaced by its target.
 
     One dot stands for the mapping that contains the reference, each further dot for the mapping one level up. References inside
@@ -109,16 +102,16 @@ def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
             return raw
         match = _REFERENCE.fullmatch(raw)
         if match is None or len(match[1]) > len(path) or path in via:
-            raise refused(raw, path)
+            raise unresolvable(raw, path)
         target = (*path[: len(path) - len(match[1])], *match[2].split("."))
         item: Any = root
         for step in target:
             if not isinstance(item, Mapping) or step not in item:
-                raise refused(raw, path)
+                raise unresolvable(raw, path)
             item = item[step]
         return value(item, target, (*via, path))
 
-    def refused(raw: str, path: tuple[Any, ...]) -> ConfigError:
+    def unresolvable(raw: str, path: tuple[Any, ...]) -> ConfigError:
         return ConfigError(
             f"method {name}: {'.'.join(map(str, path))}={raw} refers to nothing; allowed: ${{.<key beside it>}}, "
             "with one more dot for each mapping around it; correct the method's file in conf/method"
@@ -127,10 +120,10 @@ def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
     return value(root, ())
 
 
-def _copied(value: Any) -> Any:
+def _plain_copy(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+        return {key: _plain_copy(item) for key, item in value.items()}
+    return [_plain_copy(item) for item in value] if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------- in rows
@@ -144,9 +137,9 @@ def parameters_json(node: Mapping[str, Any], decoding: str | None = None) -> str
 
 
 def with_checksums(node: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
-    """Return the node with checksums of its calibration artefacts (method -> checksum) in place of their paths.
+    """Return the node with checksums of its calibration artefacts in place of their paths.
 
-    used: these checksums; if empty, the node is unchanged.
+    used: method -> checksum; if empty, the node is unchanged.
     """
     return _without(node, CALIBRATION) | {CALIBRATION: dict(used)} if used else dict(node)
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def refuse(compressor: Compressor) -> None:
-    """Raise CompatibilityError if the parts of a method make no sense together, with the sentence of the first broken rule."""
+    """Raise CompatibilityError with the sentence of the first rule that the parts of a method break."""
     for objection in objections(compressor):
         raise CompatibilityError(f"{compressor.name}: {objection}")
 
@@ -125,10 +125,7 @@ def _of_scores(c: Compressor, scorer: Scorer) -> Iterator[str]:
 
 
 def _protects(selector: Selector) -> bool:
-    """Tell whether a selector keeps some tokens independently of their scores.
-
-    For `TopK` its parameters are enough, so torch is not imported.
-    """
+    """Tell whether a selector keeps some tokens independently of their scores; for `TopK` without importing torch."""
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
     return bool(selector.protected(8, 4, None).any())
@@ -184,10 +181,7 @@ def _of_decoding(c: Compressor) -> Iterator[str]:
 
 
 def _of_retrieval(c: Compressor) -> Iterator[str]:
-    """Yield a sentence for each broken rule about policies that read evicted entries again.
-
-    HybridKV's retrieval needs HybridKV's head classes. It must not read entries again that a reducer has merged.
-    """
+    """Yield a sentence for each broken rule about policies that read evicted entries again."""
     retrieval_policy = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
     hybrid_allocator = (
         c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
@@ -202,17 +196,11 @@ def _of_retrieval(c: Compressor) -> Iterator[str]:
             "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other "
             "leaves heads without entries; allowed: both, or neither"
         )
-    elif (
-        retrieval_policy is not None
-        and hybrid_allocator is not None
-        and retrieval_policy.heads != hybrid_allocator.heads
-    ):
+    elif retrieval_policy is None or hybrid_allocator is None:
+        return
+    elif retrieval_policy.heads != hybrid_allocator.heads:
         yield "Hybrid and ChunkRetrieval define dynamic heads differently; allowed: the same `heads` in both"
-    elif (
-        retrieval_policy is not None
-        and hybrid_allocator is not None
-        and retrieval_policy.chunk != hybrid_allocator.chunk
-    ):
+    elif retrieval_policy.chunk != hybrid_allocator.chunk:
         yield (
             f"Hybrid counts chunks of {hybrid_allocator.chunk} tokens, but ChunkRetrieval reads chunks of "
             f"{retrieval_policy.chunk}; allowed: the same chunk size in both"
@@ -220,10 +208,7 @@ def _of_retrieval(c: Compressor) -> Iterator[str]:
 
 
 def visual_parts(compressor: Compressor) -> list[str]:
-    """Return the class names of the parts that treat visual tokens and text differently.
-
-    Such parts make no sense for a text model.
-    """
+    """Return the class names of the parts that treat visual tokens and text differently, and so do not suit a text model."""
     parts = (compressor.scorer, compressor.allocator, compressor.selector)
     visual = [part for part in parts if part is not None and part.needs_visual]
     scorer, allocator, selector = parts

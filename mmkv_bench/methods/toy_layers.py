@@ -22,16 +22,9 @@ _DIM, _WIDTH = 8, 12
 
 
 def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, identity: str = "x") -> list[Observation]:
-    """Return observations of `LAYERS` layers with random weights, as a prefill gives them to scorers.
+    """Return observations of `LAYERS` layers with random weights, of a prompt of `length` tokens: an image inside text.
 
-    The prompt is an image inside text.
-
-    Args:
-        length: tokens of the prompt.
-        heads: KV heads.
-        group: query heads per KV head.
-        needs: the statistics that are gathered.
-        identity: name of the prompt, which seeds stochastic scorers.
+    heads: KV heads. group: query heads per KV head. identity: name of the prompt, which seeds stochastic scorers.
     """
 
     def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +37,7 @@ def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, ide
         stream = torch.Generator().manual_seed(1000 * seed + layer)
         hidden = torch.randn(length, _WIDTH, generator=stream)
         weights = [torch.randn(n * _DIM, _WIDTH, generator=stream) * 0.4 for n in (heads * group, heads, heads)]
-        query, key, value = (_projected(weight, hidden) for weight in weights)
+        query, key, value = (_project(weight, hidden) for weight in weights)
         cos, sin = rope(torch.arange(length))
         types = torch.zeros(length, dtype=torch.int64)
         types[length // 4 : length // 4 + max(1, length // 2)] = 1
@@ -56,7 +49,7 @@ def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, ide
                 scaling=_DIM**-0.5,
                 length=length,
                 token_types=types,
-                project_query=partial(_projected, weights[0]),
+                project_query=partial(_project, weights[0]),
                 future_rope=lambda offsets: rope(offsets + length - 1),
                 identity=identity,
                 module=nn.Identity(),
@@ -66,23 +59,18 @@ def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, ide
     return layers
 
 
-def _projected(weight: Tensor, hidden: Tensor) -> Tensor:
+def _project(weight: Tensor, hidden: Tensor) -> Tensor:
     return (hidden @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt of random layers, and a budget smaller than its number of tokens.
+    """A prompt of random layers, and a budget smaller than its number of tokens."""
 
-    Attributes:
-        observe: function of `Needs` that returns an observation per layer; every call gives the same numbers.
-        layers: number of layers of the model.
-    """
-
-    observe: Callable[[Needs], list[Observation]]
+    observe: Callable[[Needs], list[Observation]]  # returns an observation per layer; every call gives the same numbers
     budget: int
     name: str
-    layers: int = LAYERS
+    layers: int = LAYERS  # number of layers of the model
 
     def __str__(self) -> str:
         return self.name

@@ -1,10 +1,10 @@
 """Score arrays of a table column, and the sums over clusters from which pairs of methods are compared.
 
-The sums over clusters are built so that a method's aggregate is (total of its sums) / (total of the sizes). For a mean, a
-cluster's sum is the sum of its scores and its size is the number of its samples. Perplexity is summed on the log scale: negative
-log-likelihoods over tokens. Any other aggregate (corpus BLEU, F1 of means, METEOR) is linearised: a cluster's sum is its share of
-the aggregate plus what the aggregate loses without this cluster (the jackknife's influence; Efron and Stein, Annals of
-Statistics 9, 1981). For a mean, this linearised sum equals the sum of scores.
+A method's aggregate is (total of its sums) / (total of the sizes). For a mean, a cluster's sum is the sum of its scores
+and its size is the number of its samples. Perplexity is summed on the log scale: negative log-likelihoods over tokens.
+Any other aggregate (corpus BLEU, F1 of means, METEOR) is linearised: a cluster's sum is its share of the aggregate plus
+what the aggregate loses without this cluster (the jackknife's influence; Efron and Stein, Annals of Statistics 9, 1981).
+For a mean, this linearised sum equals the sum of scores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Samples:
 
     @cached_property
     def by_cluster(self) -> np.ndarray:
-        """Positions of the samples, sorted by cluster, int [n]; sorted once for all pairs."""
+        """Positions of the samples, sorted by cluster, int [n]."""
         return np.argsort(self.index, kind="stable")
 
     @cached_property
@@ -59,8 +59,7 @@ class Samples:
 
     @cached_property
     def patterns(self) -> tuple[np.ndarray, np.ndarray]:
-        """(patterns, of): the distinct rows of `ok`, bool [patterns, n], and the number of each method's row among them, int
-        [m]."""
+        """(patterns, of): the distinct rows of `ok`, bool [patterns, n], and for each method the number of its row, int [m]."""
         if self.ok.all():
             return self.ok[:1], np.zeros(len(self.ok), dtype=int)
         distinct, pattern_of_method = np.unique(self.ok, axis=0, return_inverse=True)
@@ -91,26 +90,19 @@ class Samples:
 
 @dataclass(frozen=True)
 class Block:
-    """Pairs of methods that are compared together, because their arrays fit into memory together.
+    """Pairs of methods that are compared together, because their arrays fit into memory together."""
 
-    at: int [p], positions of the pairs among all pairs of the column.
-    sums: float64 [p, G], differences (a - b) summed within each cluster. sizes: cluster sizes, [p, G], or [1, G] if all equal.
-    n: int [p], number of common samples. of_a, of_b: [p], aggregates of both methods over these samples.
-    log: the sums are of logarithms."""
-
-    at: np.ndarray
-    sums: np.ndarray
-    sizes: np.ndarray
-    n: np.ndarray
-    of_a: np.ndarray
-    of_b: np.ndarray
-    log: bool = False
+    at: np.ndarray  # int [p], positions of the pairs among all pairs of the column
+    sums: np.ndarray  # float64 [p, G], differences (a - b) summed within each cluster
+    sizes: np.ndarray  # cluster sizes, [p, G], or [1, G] if all equal
+    n: np.ndarray  # int [p], number of common samples
+    of_a: np.ndarray  # float64 [p], aggregate of method a over these samples
+    of_b: np.ndarray  # float64 [p], aggregate of method b over these samples
+    log: bool = False  # the sums are of logarithms
 
 
 def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield blocks of pairs of methods, with the scores summed by cluster, such that the arrays of a block fit into memory.
-
-    Pairs without a common sample are left out.
+    """Yield blocks of pairs of methods, with the scores summed by cluster. Pairs without a common sample are left out.
 
     a, b: int [P], positions of both methods of every pair. pairs: positions in `a` and `b` of the pairs to yield.
     """
@@ -120,13 +112,13 @@ def blocks(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) ->
         waiting_pieces.append(block)
         waiting_rows += len(block.at)
         if waiting_rows * samples.count >= _BLOCK_NUMBERS:
-            yield _joined(waiting_pieces)
+            yield _concatenate(waiting_pieces)
             waiting_pieces, waiting_rows = [], 0
     if waiting_pieces:
-        yield _joined(waiting_pieces)
+        yield _concatenate(waiting_pieces)
 
 
-def _joined(parts: Sequence[Block]) -> Block:
+def _concatenate(parts: Sequence[Block]) -> Block:
     if len(parts) == 1:
         return parts[0]
     sizes = np.concatenate([np.broadcast_to(block.sizes, block.sums.shape) for block in parts])
@@ -137,10 +129,7 @@ def _joined(parts: Sequence[Block]) -> Block:
 
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[Block]:
-    """Yield blocks in which all pairs have the same common samples (ok for both methods), split further by size.
-
-    The arguments are those of `blocks`.
-    """
+    """Yield blocks in which all pairs have the same common samples (ok for both methods), split further by size."""
     patterns, pattern = samples.patterns
     lower_pattern, upper_pattern = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
     keys = (lower_pattern * len(patterns) + upper_pattern)[pairs]
@@ -166,9 +155,9 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
-    """Return the scores of some methods summed within every cluster of the column, over the samples in `common`.
+    """Return the scores of the methods `members` summed by cluster over the samples in `common` (bool [n]).
 
-    members: positions of the methods. common: bool [n]. A cluster without a sample in `common` gets 0.
+    A cluster without such a sample gets 0.
     """
     order = samples.by_cluster[common[samples.by_cluster]]
     index = samples.index[order]
@@ -187,15 +176,12 @@ def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Scores of m methods summed within G clusters, such that aggregate = sum of `sums` / sum of `sizes` (see the module).
+    """Scores of m methods summed within G clusters, such that aggregate = sum of `sums` / sum of `sizes`."""
 
-    values: float64 [m], the methods' aggregates. sums: float64 [m, G]. sizes: float64 [G].
-    log: the sums give the logarithms of the aggregates."""
-
-    values: np.ndarray
-    sums: np.ndarray
-    sizes: np.ndarray
-    log: bool = False
+    values: np.ndarray  # float64 [m], the methods' aggregates
+    sums: np.ndarray  # float64 [m, G]
+    sizes: np.ndarray  # float64 [G]
+    log: bool = False  # the sums give the logarithms of the aggregates
 
 
 def cluster_sums(scores: np.ndarray, index: np.ndarray, count: int, aggregator: Pooled | None = None) -> ClusterSums:

@@ -1,10 +1,10 @@
-"""Confidence intervals of cells' scores: Wilson for means of zeros and ones, otherwise a bootstrap over clusters.
+"""Confidence intervals of scores: Wilson's for means of zeros and ones, otherwise a bootstrap over clusters.
 
 Samples of one cluster (an image, a document, a video, a page) are not independent, so both intervals work on clusters:
 the bootstrap draws whole clusters; Wilson's interval uses the effective number of samples (`clustered_n`) and Student's
 quantile by the number of clusters.
-All cells of a dataset have the same draws, so one matrix product serves many cells. A product always has `WIDTH`
-columns, so that a cell's numbers do not depend on the number of cells.
+All methods of a dataset have the same draws, so one matrix product serves many of them. A product always has `WIDTH`
+columns, so that a method's numbers do not depend on the number of methods.
 
 Intervals of medians assume nothing about the distribution of values. If no two values share a cluster, the ends are order
 statistics, whose level follows from the binomial distribution (Conover, Practical Nonparametric Statistics, 3.2). Otherwise
@@ -64,7 +64,7 @@ def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None =
 
 
 def cluster_index(clusters: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return (index, count): each sample's position among the sorted distinct clusters, int [n], and the number of clusters."""
+    """Return (each sample's position among the sorted distinct clusters, int [n]; the number of clusters)."""
     clusters = np.asarray(clusters)
     if clusters.dtype.kind == "i":  # positions of labels, the same for most cells of a dataset
         return _index_of(clusters.tobytes(), clusters.dtype.str)
@@ -80,7 +80,7 @@ def _index_of(positions: bytes, kind: str) -> tuple[np.ndarray, int]:
 
 
 def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]) -> list[float]:
-    """Return, per cell, the number of independent zeros and ones that would vary as much as the cell's clustered ones.
+    """Return, per mean, the number of independent zeros and ones that would vary as much as the clustered ones.
 
     This is n divided by the design effect: the jackknife variance of the mean over clusters, relative to p(1-p)/n. It is exactly
     n if every cluster holds one sample, and never above n. If all values are equal, their likeness within clusters cannot be
@@ -89,7 +89,7 @@ def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]
     Args:
         sizes: int [G], samples of each cluster.
         residuals: float64 [m, G], values less the mean, summed within clusters.
-        means: the cells' mean scores [m].
+        means: the m mean scores.
     """
     n = int(sizes.sum())
     if len(sizes) == n:
@@ -110,10 +110,7 @@ def equal_clusters(sizes: np.ndarray) -> float:
 
 
 def _count_blocks(dataset: str, n_clusters: int, draws: int) -> Iterator[np.ndarray]:
-    """Yield bootstrap draws in blocks [rows, n_clusters] uint16: how often each draw (row) contains each cluster.
-
-    All blocks together have `draws` rows.
-    """
+    """Yield `draws` bootstrap draws in blocks [rows, n_clusters] uint16: how often each draw (row) contains each cluster."""
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(dataset.encode()).digest()[:8], "big"))
     draws_at_once = max(1, _BLOCK_ENTRIES // n_clusters)
     for start in range(0, draws, draws_at_once):
@@ -131,7 +128,7 @@ def _cached_blocks(dataset: str, n_clusters: int, draws: int) -> tuple[np.ndarra
 def cluster_draws(dataset: str, n_clusters: int, draws: int = DRAWS) -> Iterator[np.ndarray]:
     """Yield bootstrap draws as counts of clusters, in blocks [rows, n_clusters] uint16.
 
-    The draws depend only on the dataset's name and the number of clusters, so all cells of a dataset get the same draws.
+    The draws depend only on the dataset's name and the number of clusters, so all methods of a dataset get the same draws.
     """
     make_blocks = _cached_blocks if draws * n_clusters <= _CACHE_ENTRIES else _count_blocks
     yield from make_blocks(dataset, n_clusters, draws)
@@ -157,13 +154,11 @@ Cell = tuple[np.ndarray, np.ndarray]
 def intervals(
     cells: Sequence[Cell], dataset: str, aggregator: Pooled | None = None, share: bool = True
 ) -> list[Interval]:
-    """Return the interval of each cell's score: Wilson for a mean of zeros and ones, otherwise the percentile bootstrap
-    over clusters.
+    """Return the interval of each score: Wilson's for a mean of zeros and ones, otherwise the percentile bootstrap over clusters.
 
-    A cell is here one method at a budget, with scores of samples. Without samples it has no interval, and with a single
-    cluster it has no bootstrap interval.
+    Without samples a score has no interval, and with a single cluster it has no bootstrap interval.
 
-    cells: (values, clusters) of each cell's samples.
+    cells: (values, clusters) of the samples of each method at one budget.
     share: the scores are shares of 1; otherwise they are amounts, for which Wilson's interval is not used.
     """
     intervals = [NO_INTERVAL] * len(cells)
@@ -188,16 +183,15 @@ def intervals(
 
 
 def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Interval]:
-    """Yield Wilson's interval of each of m cells with the same clusters, with effective numbers of samples (`clustered_n`).
+    """Yield Wilson's interval for each row of `values`, with effective numbers of samples (`clustered_n`).
 
     values: [m, n] of zeros and ones. index: int [n], cluster of each sample. count: number of clusters.
     """
     m, n = values.shape
     means = values.mean(axis=1)
     cluster_places = (index + np.arange(m)[:, None] * count).ravel()
-    residuals = np.bincount(cluster_places, weights=(values - means[:, None]).ravel(), minlength=m * count).reshape(
-        m, count
-    )
+    weights = (values - means[:, None]).ravel()
+    residuals = np.bincount(cluster_places, weights=weights, minlength=m * count).reshape(m, count)
     sizes = np.bincount(index, minlength=count)
     equal_count = None if count == n else equal_clusters(sizes)
     for mean, effective in zip(means.tolist(), clustered_n(sizes, residuals, means.tolist()), strict=True):
@@ -212,13 +206,13 @@ def bootstrap_statistics(
     aggregator: Pooled | None = None,
     draws: int = DRAWS,
 ) -> Iterator[np.ndarray]:
-    """Yield for each cell the statistic of every bootstrap draw, float64 [draws]. All cells have the same clusters.
+    """Yield for each array of `values` the statistic of every bootstrap draw, float64 [draws].
 
     The statistic is the mean of the drawn samples, or the metric computed by `aggregator` from their sums.
 
     Args:
-        values: per cell float64 [n]; for a `Pooled` aggregator [n, k], the numbers from which it is computed.
-        index: int [n], cluster number of each sample, below `count`.
+        values: per method float64 [n]; for a `Pooled` aggregator [n, k], the numbers from which it is computed.
+        index: int [n], cluster number of each sample, below `count`; the same for all methods.
         dataset: name that seeds the draws.
     """
     size = 1 if aggregator is None else values[0].shape[1]
@@ -239,7 +233,7 @@ def bootstrap_statistics(
 
 
 def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width: int) -> np.ndarray:
-    """Return the sums by cluster of several cells side by side, float64 [clusters, width].
+    """Return the sums by cluster of several arrays side by side, float64 [clusters, width].
 
     For means the last column is the number of samples in each cluster.
     """
@@ -254,17 +248,13 @@ def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width:
 
 @dataclass(frozen=True)
 class Medians:
-    """Medians of groups with their intervals, float64 [groups]; NaN for a group without one.
-
-    level: confidence level of the interval from `low` to `high`: at least 0.95. Of fewer than six values, the interval is the
-    least and the largest, with level 1 - 2^(1 - n). n: number of values, int [groups].
-    """
+    """Medians of groups with their intervals, float64 [groups]; NaN for a group without one."""
 
     median: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    level: np.ndarray
-    n: np.ndarray
+    level: np.ndarray  # confidence level, at least 0.95; n < 6 values give their range, with level 1 - 2^(1 - n)
+    n: np.ndarray  # int [groups], number of values
 
 
 def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count: int) -> Medians:
@@ -274,7 +264,6 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
         values: float64 [n]; NaN is left out.
         groups: int [n] in 0..count - 1.
         clusters: int [n], not negative; values of one cluster are not independent.
-        count: number of groups.
     """
     is_finite = ~np.isnan(values)
     values, groups, clusters = values[is_finite], groups[is_finite], clusters[is_finite]
@@ -283,55 +272,52 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
     n = np.bincount(groups, minlength=count)
     first_places = np.cumsum(n) - n
     has_values = n > 0
-    columns_made = {name: np.full(count, np.nan) for name in ("median", "low", "high", "level")}
-    columns_made["median"][has_values] = (
+    columns = {name: np.full(count, np.nan) for name in ("median", "low", "high", "level")}
+    columns["median"][has_values] = (
         values[(first_places + (n - 1) // 2)[has_values]] + values[(first_places + n // 2)[has_values]]
     ) / 2
     n_cluster_ids = int(clusters.max(initial=0)) + 1
     pairs, pair_of_value = np.unique(groups * n_cluster_ids + clusters, return_inverse=True)
     clusters_per_group = np.bincount(pairs // n_cluster_ids, minlength=count)
-    skipped_values, columns_made["level"] = _order_statistics(n)
+    skipped_values, columns["level"] = _order_statistics(n)
     has_repeated_clusters = clusters_per_group < n
     if has_repeated_clusters.any():
-        signs_around_median = np.sign(values - columns_made["median"][groups]) / 2
+        signs_around_median = np.sign(values - columns["median"][groups]) / 2
         sums = np.bincount(pair_of_value.reshape(-1), weights=signs_around_median, minlength=len(pairs))
         variance_between = np.bincount(pairs // n_cluster_ids, weights=sums**2, minlength=count)
         variance_within = np.bincount(groups, weights=signs_around_median**2, minlength=count)
-        skipped_values[has_repeated_clusters] = _clustered(
+        skipped_values[has_repeated_clusters] = _clustered_skip(
             n[has_repeated_clusters],
             clusters_per_group[has_repeated_clusters],
             variance_between[has_repeated_clusters],
             variance_within[has_repeated_clusters],
         )
-        columns_made["level"][has_repeated_clusters] = LEVEL
+        columns["level"][has_repeated_clusters] = LEVEL
     has_interval = has_values & (skipped_values >= 0)
-    columns_made["low"][has_interval] = values[(first_places + skipped_values)[has_interval]]
-    columns_made["high"][has_interval] = values[(first_places + n - 1 - skipped_values)[has_interval]]
-    columns_made["level"][~has_interval] = np.nan
-    return Medians(n=n, **columns_made)
+    columns["low"][has_interval] = values[(first_places + skipped_values)[has_interval]]
+    columns["high"][has_interval] = values[(first_places + n - 1 - skipped_values)[has_interval]]
+    columns["level"][~has_interval] = np.nan
+    return Medians(n=n, **columns)
 
 
 def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose, for each group of `n` independent values, the order statistics that bound the median's interval.
+    """Return (skip, level) for each group of `n` independent values: values to skip at each end, and confidence level.
 
-    Returns:
-        skip: number of values to skip at each end; -1 if the group is too small for an interval.
-        level: confidence level of the interval; NaN without values.
+    A group that is too small for an interval has skip -1; with fewer than two values its level is NaN.
     """
     from scipy.special import bdtr
 
     skip, level = np.full(len(n), -1), np.full(len(n), np.nan)
     for size in np.unique(n[n > 1]):
-        tail_probabilities = bdtr(
-            np.arange(size // 2, dtype=float), int(size), 0.5
-        )  # P(at most this many values below the median)
+        # P(at most 0, 1, ... values below the median)
+        tail_probabilities = bdtr(np.arange(size // 2, dtype=float), int(size), 0.5)
         most_skipped = int(np.searchsorted(tail_probabilities, ALPHA / 2, side="right")) - 1
         skip[n == size] = max(most_skipped, 0)
         level[n == size] = LEVEL if most_skipped >= 0 else 1 - 2 * tail_probabilities[0]
     return skip, level
 
 
-def _clustered(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within: np.ndarray) -> np.ndarray:
+def _clustered_skip(n: np.ndarray, clusters: np.ndarray, between: np.ndarray, within: np.ndarray) -> np.ndarray:
     """Return how many values to skip at either end for a median's interval if values share clusters; -1 without an interval.
 
     With s = sign(value - median) / 2, `between` is the sum of squared cluster sums of s, and `within` the sum of squares of s.

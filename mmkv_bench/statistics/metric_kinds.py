@@ -1,9 +1,8 @@
-"""Properties of metrics, by their names: how samples are aggregated, whether smaller is better, and on which scale lmms-eval
-prints its aggregate.
+"""Properties of metrics, by name: how samples are aggregated, the better direction, and the scale of lmms-eval's aggregate.
 
-A dataset's score is usually the mean of the samples' scores, which are from 0 to 1 wherever the metric allows it. If it is not
-a mean (corpus BLEU), each sample has several numbers (column `parts` of `samples`), and the score is a function of their
-sums: over the whole dataset for the score, over drawn clusters for its interval.
+A dataset's score is usually the mean of the samples' scores, which are from 0 to 1 wherever the metric allows it. If it is
+not a mean (corpus BLEU), each sample has several numbers (column `parts` of `samples`), and the score is a function of
+their sums: over the whole dataset for the score, over drawn clusters for its interval.
 """
 
 from __future__ import annotations
@@ -73,13 +72,7 @@ CAPS = dict.fromkeys(_KL, 5.0)
 # Video-ChatGPT's marks from 0 to 5, CIDEr from 0 to 10.
 AMOUNT_NAMES = re.compile(r"gpt_eval_score_[a-z_]+|(?:[a-z]+_)?CIDEr")
 PARSE_FAILED = "parse_failed"  # 1 if no choice could be parsed from an answer
-LOWER_IS_BETTER = {
-    PARSE_FAILED,
-    "autodq_no_events",
-    *_KL,
-    "ppl",
-    "ppl_without_first",
-}
+LOWER_IS_BETTER = {PARSE_FAILED, "autodq_no_events", *_KL, "ppl", "ppl_without_first"}
 
 
 def upstream(metric: str) -> Upstream:
@@ -88,19 +81,16 @@ def upstream(metric: str) -> Upstream:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return True if smaller values of the metric are better."""
     return metric in LOWER_IS_BETTER
 
 
 def is_share(metric: str) -> bool:
-    """Return True if a sample's score is a share of 1, so that 0 and 1 are failure and success; False for an amount, whose values
-    may be 0 or 1 by coincidence."""
+    """Tell whether a sample's score is a share of 1 (0 is failure and 1 is success), not an amount."""
     return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 
 def aggregate_of(metric: str) -> Pooled | None:
-    """Return the function that computes a pooled metric (such as corpus BLEU) from sums over samples; None for a mean over
-    samples."""
+    """Return the function that computes a pooled metric from sums over samples; None for a mean over samples."""
     if metric == "METEOR" or metric.endswith("_METEOR"):
         return METEOR
     if metric in ("ppl", "ppl_without_first"):
@@ -147,9 +137,8 @@ def _meteor(totals: np.ndarray) -> np.ndarray:
     - matched words of answer and of reference.
     """
     text_words, function_words = totals[..., 0:2], totals[..., 2:4]
-    matched = totals[..., 4:20].reshape(
-        *totals.shape[:-1], 4, 2, 2
-    )  # matcher, content or function, answer or reference
+    # axes: matcher, content or function words, answer or reference
+    matched = totals[..., 4:20].reshape(*totals.shape[:-1], 4, 2, 2)
     weighted = np.einsum("...mko,m,k->...o", matched, METEOR_WEIGHTS, np.array([METEOR_DELTA, 1 - METEOR_DELTA]))
     weighted_length = METEOR_DELTA * (text_words - function_words) + (1 - METEOR_DELTA) * function_words
     precision, recall = np.moveaxis(weighted / np.maximum(weighted_length, np.finfo(float).tiny), -1, 0)

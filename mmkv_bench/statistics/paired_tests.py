@@ -6,24 +6,23 @@ best       no other method is proven better; the truly best method is among thes
            in Hsu's multiple comparisons with the best (Annals of Statistics 9, 1981)
 ranks      from 1 + the number of methods that beat this one, to m - the number of methods that it beats ("beats" as for `best`)
 
-docs/statistics.md says how often these statements are true; `make simulate` counts it. Nothing is claimed about a pair if a
-single cluster holds too large a part of its samples (see below).
+docs/statistics.md says how often these statements are true; `make simulate` counts it.
 
-Paired test: is the difference of two methods 0, given its sums over clusters of samples? Arrays: `sums` float64 [P, G], the
-difference summed within each of G clusters for each of P pairs; `sizes` [P, G] or [1, G], the number of samples that a cluster
-adds (tokens for perplexity), 0 if a pair has no sample in the cluster. The estimate is sum sums / sum sizes. Clusters (an image,
-a document, a video, a page) are the independent units.
+The paired test asks whether the difference of two methods is 0, given its sums over clusters (an image, a document, a
+video, a page), which are the independent units. Arrays: `sums` float64 [P, G], the difference summed within each of G
+clusters for each of P pairs; `sizes` [P, G] or [1, G], the number of samples that a cluster adds (tokens for perplexity),
+0 if a pair has no sample in the cluster. The estimate is sum sums / sum sizes.
 
-The test is Student's t with the cluster-robust variance, with unseen clusters added to that variance. A method that loses a
-little often and wins much rarely may show no win in a small data set; its differences then look certain, and a plain t test
-separates equal methods in up to 83 % of families. `UNSEEN` clusters of a usual size, whose every sample differs by
+The test is Student's t with the cluster-robust variance, with unseen clusters added to that variance. A method that often
+loses a little and rarely wins a lot may show no win in a small data set; its differences then look certain, and a plain t
+test separates equal methods in up to 83 % of families. `UNSEEN` clusters of a usual size, whose every sample differs by
 `rate`, half of them for each method, widen the variance by what such an event would have added. `rate` is the largest
 possible difference of one sample: 1 for shares. On a scale without an end, `rate` is the largest difference per sample that
 the pair shows in any cluster, and `UNSEEN_OPEN` clusters are added, because larger differences than the largest seen are
 possible. The result of a pair does not depend on the other methods of a column.
 
 A pair is tested only if no cluster holds more than `LARGEST_SHARE` of its samples (so it has at least 10 clusters). A single
-page decides the other pairs, and nothing is claimed about them.
+cluster decides the other pairs, and nothing is claimed about them.
 
 Scores of 0 and 1, with every sample a cluster by itself, are tested by exact McNemar instead, which needs no variance.
 """
@@ -112,9 +111,9 @@ class PairedTest:
         return np.where(self.decidable, quantile * self.error, np.nan)
 
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha.
+        """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha; NaN for an undecidable pair.
 
-        They are NaN for a pair that is not decidable. An interval excludes 0 exactly if p < alpha.
+        An interval excludes 0 exactly if p < alpha.
         """
         half = self.critical(alpha)
         return self.difference - half, self.difference + half
@@ -122,8 +121,10 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's exact test of P pairs of methods with scores of 0 and 1. It looks only at samples that exactly one method
-    answers right. If the methods are equally good, either one is right with probability 1/2.
+    """McNemar's exact test of P pairs of methods with scores of 0 and 1, from the samples that exactly one method gets right.
+
+    If the methods are equally good, either one is right in such a sample with probability 1/2. `ends` and `critical` take the
+    number of these samples as fixed.
 
     only_a, only_b: int [P], samples right in one method only. n: int [P], common samples of the pair.
     """
@@ -142,8 +143,7 @@ class McNemar:
     def ends(self, alpha: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
         """Return (lower, upper) ends [P] of the intervals of the differences at level 1 - alpha (Clopper and Pearson, 1934).
 
-        The number of samples that are right in exactly one method is taken as fixed. An interval excludes 0 exactly if p <
-        alpha.
+        An interval excludes 0 exactly if p < alpha.
         """
         from scipy.special import betaincinv
 
@@ -155,10 +155,7 @@ class McNemar:
         return share * (2 * low - 1), share * (2 * high - 1)
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
-        """Return the smallest difference [P] with a p-value of at most alpha; infinite if too few samples differ.
-
-        The number of samples that are right in exactly one method is taken as fixed.
-        """
+        """Return the smallest difference [P] with a p-value of at most alpha; infinite if too few samples differ."""
         from scipy.special import bdtrik
 
         count = (self.only_a + self.only_b).astype(float)
@@ -223,8 +220,7 @@ class Column:
         return self._beats(np.arange(len(self.p)), ALPHA, len(self.names))
 
     def _beats(self, pairs: np.ndarray, alpha: float, m: int) -> np.ndarray:
-        """Return the proven wins among m of the methods, bool [names, names]. pairs: positions of all pairs of these m
-        methods."""
+        """Return the proven wins among m methods, bool [names, names]. pairs: positions of all pairs of these m methods."""
         a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
         is_proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
         wins = np.zeros((len(self.names), len(self.names)), dtype=bool)
@@ -281,8 +277,7 @@ class Column:
     def resolution(self) -> float | None:
         """Smallest difference that would have separated at least one pair, at Holm's first level (alpha / number of pairs).
 
-        It is on the log scale for perplexity. It is None if no pair is decidable, and infinite if no difference would be
-        enough.
+        It is on the log scale for perplexity; None if no pair is decidable, infinite if no difference would be enough.
         """
         pairs = np.flatnonzero(self.decidable)
         if not len(pairs):

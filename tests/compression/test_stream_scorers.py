@@ -35,7 +35,7 @@ def seen(kept: torch.Tensor | None = None, seed: int = 0):
     key, value = observation.key.gather(1, place), observation.value.gather(1, place)
     observation._seen = observation.length = kept.shape[1]
     observation._key, observation._value = key, value
-    return observation.so_far(kept, frames())
+    return observation.stream_view(kept, frames())
 
 
 def some_left(seed: int) -> torch.Tensor:
@@ -100,7 +100,7 @@ def ages(scorer, draws: int = 60) -> torch.Tensor:
             tokens = torch.cat([tokens, torch.arange(last - 20, last).expand(2, -1)], 1)
             obs = oracles.make_layer(40, 2, 1, seed=0).observe(Needs(), identity=f"sample {seed}")
             obs._rounds = rounds
-            score = scorer.score(obs.so_far(tokens, None), 20, 0)
+            score = scorer.score(obs.stream_view(tokens, None), 20, 0)
             tokens, rounds = tokens.gather(1, score.topk(20, -1).indices.sort(-1).values), rounds + 1
         counts += torch.bincount((tokens // 40).flatten(), minlength=5)
     return counts / counts.sum()
@@ -119,5 +119,5 @@ def test_a_token_keeps_its_number_in_a_reservoir():
     assert float(whole.min()) >= 0 and float(whole.max()) < 1 and len(whole.unique()) == 80
     later = oracles.make_layer(20, 2, 1, seed=0).observe(Needs())
     later._rounds = 7
-    assert torch.equal(ReservoirScorer().score(later.so_far(tokens, None), 20, 0), whole.gather(1, tokens))
+    assert torch.equal(ReservoirScorer().score(later.stream_view(tokens, None), 20, 0), whole.gather(1, tokens))
     assert not torch.equal(ReservoirScorer().score(obs, 20, 1), whole)

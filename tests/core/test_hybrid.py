@@ -77,8 +77,8 @@ def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batc
             with attach(model, made, budget=budget) as session:
                 run = reference.generate(model, inputs, 6)
             assert torch.equal(run.logits, stock.logits) and torch.equal(run.tokens, stock.tokens)
-            kinds = [type(layer).__name__ for layer in session.filled.layers[::2]]
-            assert kinds == [beside(name)] * 2 and len(session.filled.compressed) == 2
+            kinds = [type(layer).__name__ for layer in session.latest_cache.layers[::2]]
+            assert kinds == [beside(name)] * 2 and len(session.latest_cache.compressed) == 2
 
 
 def test_a_session_registers_no_layer_for_every_cache():
@@ -378,7 +378,7 @@ def test_a_copied_layer_shares_no_tensor():
         with Session(zoo.model(name)) as session, torch.no_grad():
             cache = session.new_cache()
             zoo.model(name)(**zoo.prompt(name), past_key_values=cache, use_cache=True)
-            kept = cache.copied_states()
+            kept = cache.copy_states()
             before = copy.deepcopy(kept)
             zoo.model(name)(input_ids=torch.tensor([[5]]), past_key_values=cache, use_cache=True)
         for place, layer in kept.items():

@@ -50,7 +50,7 @@ def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batc
             with attach(model, made, budget=budget) as session:
                 run = reference.generate(model, inputs, 6)
             assert torch.equal(run.logits, stock.logits) and torch.equal(run.tokens, stock.tokens)
-            assert len(session.filled.compressed) == 2 and len(session.filled.states) == 2
+            assert len(session.latest_cache.compressed) == 2 and len(session.latest_cache.states) == 2
 
 
 # ------------------------------------------------------------------------------------------------- against the oracle

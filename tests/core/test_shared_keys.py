@@ -46,9 +46,9 @@ def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batc
             with attach(model, made, budget=budget) as session:
                 run = reference.generate(model, inputs, 6)
             assert torch.equal(run.logits, stock.logits) and torch.equal(run.tokens, stock.tokens)
-            kinds = [type(layer).__name__ for layer in session.filled.layers]
+            kinds = [type(layer).__name__ for layer in session.latest_cache.layers]
             assert kinds[::2] == ["DynamicSlidingWindowLayer"] * 2 + ["DummyLayer"] and kinds[5] == "DummyLayer"
-            assert len(session.filled.compressed) == 2
+            assert len(session.latest_cache.compressed) == 2
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_readers_of_a_prompt_see_all_of_it_whatever_was_evicted_meanwhile():
         stock = model(**inputs, use_cache=True).logits
         with attach(model, parts.window(), parts.budget(9)) as session:
             made = model(**inputs, use_cache=True).logits
-        assert torch.equal(made, stock) and session.filled.compressed[1].stored == 9
+        assert torch.equal(made, stock) and session.latest_cache.compressed[1].stored == 9
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def test_joining_holds_no_more_than_one_layer_twice_and_leaves_nothing_behind():
     for prompt in prompts(name):
         with attach(zoo.model(name), cell.compressor, reserve=0) as session, torch.no_grad():
             session.model(**prompt.inputs, past_key_values=session.new_cache(), use_cache=True)
-        caches.append(session.filled)
+        caches.append(session.latest_cache)
     before = [copy.deepcopy(cache) for cache in caches]
     joined = join(caches, 4)
     assert all(not cache.layers for cache in caches)

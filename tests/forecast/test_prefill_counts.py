@@ -33,7 +33,7 @@ class Reads:
             fed = kwargs["input_ids"] if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
             cache = kwargs["past_key_values"]
             if fed.shape[1] > 1:
-                beside = type(cache.layers[0]).__name__ == "_Beside"
+                beside = type(cache.layers[0]).__name__ == "_ReplayLayer"
                 self.replays += beside
                 self.prefills += not beside and cache.get_seq_length() == 0
                 self.behind += not beside and cache.get_seq_length() > 0
@@ -132,7 +132,7 @@ def test_a_run_holds_as_many_whole_caches_of_documents_as_its_plan_says(
 def test_what_is_held_of_a_document_until_its_last_question_has_the_bytes_that_a_plan_says(tmp_path, monkeypatch):
     """Queries, inputs, column sums, tails and moments of every layer."""
     held: list[tuple[int, int]] = []
-    go_behind = Session.go_behind
+    observe_rest = Session.observe_rest
 
     def noted(session, listener, context, *args):
         seen = [one for row in context.observations.values() for one in row]
@@ -143,9 +143,9 @@ def test_what_is_held_of_a_document_until_its_last_question_has_the_bytes_that_a
             one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors if one is not None
         }
         held.append((seen[0]._seen, sum(storages.values())))
-        return go_behind(session, listener, context, *args)
+        return observe_rest(session, listener, context, *args)
 
-    monkeypatch.setattr(Session, "go_behind", noted)
+    monkeypatch.setattr(Session, "observe_rest", noted)
     methods = "method=[meda,snapkv,h2o,expected_attention,mmshift,flashcache]"
     words = (*PAGES, methods, "flashcache.keys=unrotated", "budget=32", "limit=4")
     plan, hidden = outline(compose([*words, "protocol=query_joint", f"out={tmp_path}"])), 128

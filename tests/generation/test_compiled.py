@@ -193,7 +193,7 @@ def test_free_slots_of_uninitialised_memory_reach_no_answer():
     layer._key_storage[:, :, 3:] = layer._value_storage[:, :, 3:] = float("nan")
     fix(CompressedCache.of([layer]), Pool())
     key, value = layer.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
-    seen = torch.nn.functional.scaled_dot_product_attention(torch.ones(1, 2, 1, 4), key, value, layer.shown(1))
+    seen = torch.nn.functional.scaled_dot_product_attention(torch.ones(1, 2, 1, 4), key, value, layer.visible_slots(1))
     assert torch.equal(seen, torch.ones(1, 2, 1, 4))
 
 

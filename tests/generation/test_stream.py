@@ -211,7 +211,7 @@ def test_an_observation_window_is_that_of_the_last_tokens_however_small_the_chun
     class Watched(StreamListener):
         def layer_full(self, prompt, layer, observation):
             last = torch.arange(prompt.cache.layers[layer].seen)[-8:]
-            view = observation.so_far(prompt.cache.layers[layer].slot_positions()[0], None)
+            view = observation.stream_view(prompt.cache.layers[layer].slot_positions()[0], None)
             assert bool((view.tokens[:, -8:] == last).all())
             assert torch.allclose(view.window_mass(8).sum(-1), torch.ones(2), atol=1e-5)
             windows.append(view.tail(8).shape[1])

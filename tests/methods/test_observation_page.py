@@ -13,7 +13,7 @@ from mmkv_bench.methods import invariants, toy_layers
 PAGE = (Path(__file__).parents[2] / "docs" / "observation.md").read_text()
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `obs.")]
 SIZES = {"T": 17, "Hkv": 2, "Hq": 4, "D": 8, "E": 12, "m": 3, "8": 8}
-OF_THE_RUN = {"observe", "seen_by", "shared", "so_far", "retain", "go_on", "begin_behind"}
+OF_THE_RUN = {"observe", "seen_by", "shared", "stream_view", "retain", "start_after_entries", "copy_statistics"}
 
 
 def observation(declared: str) -> Observation:

@@ -48,11 +48,11 @@ def check(given: argparse.Namespace) -> int:
     broken_promises: dict[diagnosis.Check, diagnosis.Finding] = {}
     unchecked_promises = 0
     for number, check in enumerate(invariants.CHECKS):
-        if diagnosis.hidden(check, broken_promises):
+        if diagnosis.depends_on_broken(check, broken_promises):
             unchecked_promises += 1
             continue
-        finding = diagnosis.tried(check, compressor, given.file)
-        if finding is not None and any(other.again(finding) for other in broken_promises.values()):
+        finding = diagnosis.run_check(check, compressor, given.file)
+        if finding is not None and any(other.has_same_cause(finding) for other in broken_promises.values()):
             unchecked_promises += len(invariants.CHECKS) - number
             break
         broken_promises |= {} if finding is None else {check: finding}
