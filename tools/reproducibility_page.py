@@ -42,7 +42,7 @@ from mmkv_bench.papers.margins import (
 from mmkv_bench.papers.measurement import WHOLE, State, incomparable
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
 from mmkv_bench.tables.formats import aligned
-from mmkv_bench.tables.table import signed
+from mmkv_bench.tables.table import verdict_text
 from tools import papers_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproducibility.md"
@@ -180,7 +180,7 @@ def _claims(tables: Sequence[FilledTable]) -> tuple[str, str]:
         quote = f"... {' '.join(claim.quote.replace('|', ' ').split())} ..."
         states = f"{claim.how} {claim.number:g}".removeprefix("ambiguous ")
         ours_text = "-" if one.ours is None else f"{one.ours:.4g}"
-        lines.append([PAPERS[claim.paper], quote, states, ours_text, signed(one.word), claim.table])
+        lines.append([PAPERS[claim.paper], quote, states, ours_text, verdict_text(one.word), claim.table])
         ambiguous += [f"- {quote}: {claim.why}."] if claim.why else []
     return aligned(["paper", "sentence", "states", "ours", "word", "table"], lines), "\n".join(ambiguous)
 

@@ -26,7 +26,7 @@ from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS,
 from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.cost_rows import ALONE, passes
 from mmkv_bench.tables.metric_rows import headlines
-from mmkv_bench.tables.score_consistency import agreeing
+from mmkv_bench.tables.score_consistency import drop_stale_scores
 from mmkv_bench.tables.scores import Sheet
 from mmkv_bench.tables.stored_rows import SAMPLE_COLUMNS, frame
 
@@ -327,7 +327,7 @@ class StoreTables:
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
-        """Scores of the needed cells, without stale cells (`agreeing`).
+        """Scores of the needed cells, without stale cells (`drop_stale_scores`).
 
         Raises:
             StoreError: scores, metrics and answers contradict each other.
@@ -335,7 +335,9 @@ class StoreTables:
         import pandas as pd
 
         def read(store: Store, cells: list[str]) -> pd.DataFrame:
-            return frame(agreeing(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells)))
+            return frame(
+                drop_stale_scores(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells))
+            )
 
         tables = [*self._read(read)]
         for name in tables[0].select_dtypes("category") if len(tables) > 1 else ():

@@ -17,7 +17,7 @@ from mmkv_bench.papers.margins import NOT_COMPARABLE, WORDS
 from mmkv_bench.papers.measurement import State
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 from mmkv_bench.tables.figure import Look, band, canvas, legend_below, log2_axis, looks, save, small_print
-from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
+from mmkv_bench.tables.table import COLOURS, VERDICTS, verdict_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +89,7 @@ def against_printed(table: FilledTable) -> Figure:
             look = VERDICTS.get(word)
             axes.errorbar(
                 [one.printed_number for one in group], [value for value, _, _ in numbers], (distances_below, distances_above),
-                fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=signed(word),
+                fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=verdict_text(word),
                 markersize=6, elinewidth=0.9, alpha=0.85,
             )  # fmt: skip
         axis_limits = [*axes.get_xlim(), *axes.get_ylim()]

@@ -37,7 +37,7 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import remembered, tally
 from mmkv_bench.tables.status import asked_at, label
 from mmkv_bench.tables.stored_rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
-from mmkv_bench.tables.text import interval_text, score, signed
+from mmkv_bench.tables.text import interval_text, score, signed_score
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -306,7 +306,7 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     )
     lines = []
     for row in rows:
-        difference_text = "" if row["difference"] is None else signed(row["difference"])
+        difference_text = "" if row["difference"] is None else signed_score(row["difference"])
         difference_interval = " ".join(
             filter(None, (difference_text, interval_text(row["difference_low"], row["difference_high"])))
         )

@@ -26,12 +26,12 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.compare import against
-from mmkv_bench.tables.context_cells import find_group, gates_of, verdict
+from mmkv_bench.tables.context_cells import find_group, has_expected_score, verdict
 from mmkv_bench.tables.score_notes import FIXTURE_DATA, RANKS, gate_note
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.stored_rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of, dataset_node
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import axis_words, context_words, interval_text, ranks_text, score, signed
+from mmkv_bench.tables.text import axis_words, context_words, interval_text, ranks_text, score, signed_score
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # the datasets of a group may differ in these
 
@@ -124,7 +124,7 @@ def group_tables(tables: Sequence[ScoreTable], rows: Rows) -> list[GroupTable]:
     configs = {
         model: config
         for model, config in rows.cells[["model", "config"]].drop_duplicates().itertuples(index=False)
-        if gates_of(config)
+        if has_expected_score(config)
     }
     for benchmark in dict.fromkeys(group.benchmark for group in groups):
         columns = [group for group in groups if group.benchmark == benchmark]
@@ -250,7 +250,7 @@ def _table(table: GroupTable, intervals: bool) -> Table:
     caption_parts += [f"budget={table.budget}"] if table.budget else []
     grids = [_grid(table, table.means, score, intervals)] if table.groups else []
     if table.groups and table.against:
-        grids.append(_grid(table, table.against, signed, intervals, "Minus full, paired by sample"))
+        grids.append(_grid(table, table.against, signed_score, intervals, "Minus full, paired by sample"))
     notes = [FIXTURE_DATA] if table.fixture else []
     if table.absent:
         groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())

@@ -336,7 +336,7 @@ def _line_notes(table: ScoreTable) -> Iterator[Note]:
             text = f"{method.label}: mean over seeds {', '.join(map(str, seeds))} within each sample"
             text += f"{'; not every sample has every seed' * has_uneven_seeds}."
             yield Note(text, Rank.READING if has_uneven_seeds else Rank.DETAIL)
-        if method.renamed:
+        if method.is_alias:
             text = f"{method.label}: the method {method.base} with its default parameters, under another name."
             yield Note(text, Rank.DETAIL)
         if method.resamples:

@@ -15,13 +15,13 @@ from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, MEASURES, POSITIONS, TOP1_TO, lower_is_better
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
+from mmkv_bench.tables.compare import Pair, better, comparisons, every_pair, requested_pairs, separated_pairs
 from mmkv_bench.tables.dataset_groups import families
 from mmkv_bench.tables.score_notes import marks, score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.stored_rows import BASELINE, Rows
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed
+from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed_score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +92,7 @@ def _table(
         counts = [
             f"{int((column.separated & asked).sum())} of {int(asked.sum())}{budget and f' at {budget}'}"
             for budget, column in table.columns.items()
-            for asked in [asked_pairs(table, column, against)]
+            for asked in [requested_pairs(table, column, against)]
         ]
         text = f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
         notes.insert(0, Note(text, Rank.WARNING))
@@ -150,7 +150,7 @@ def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
     for pair in separated_pairs(table, against):
         better_pair = pair if pair.better == pair.a else pair.turned
         numbers = (
-            signed(better_pair.difference),
+            signed_score(better_pair.difference),
             interval_text(better_pair.low, better_pair.high),
             p_value(pair.adjusted or 0.0),
         )
@@ -164,7 +164,7 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
             one.budget or "all",
             one.a,
             one.b,
-            signed(one.difference),
+            signed_score(one.difference),
             p_value(one.p),
             p_value(one.asked or 0.0),
             "-" if one.adjusted is None else p_value(one.adjusted),
