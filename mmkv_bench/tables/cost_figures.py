@@ -270,7 +270,7 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
             for method, budget in other.lines()
             if (entry := other.entries[method.label, budget].get(cost.key)) is not None and entry.value is not None
         }
-        joined_front = _joined(table, cost, entries, source)
+        joined_front = _join_scores(table, cost, entries, source)
         if joined_front.points and tables is passes and cost.unit in ("seconds", "tokens/s"):
             disturbed = dict.fromkeys(word for other in tables for word in other.disturbed)
             repeat_counts = sorted({entry.n for entry in entries.values()})
@@ -288,7 +288,7 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
     )
 
 
-def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
+def _join_scores(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
     points, unmatched = [], []
     for method, budget, score in table.cells:
         if score.value is None:
@@ -298,10 +298,10 @@ def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], sou
             unmatched.append(cell_words(line_label(method), budget))
             continue
         points.append(Point(method, budget, cost_entry, score))
-    return Front(table, cost, source, _marked(points, lower_is_better(table.metric), cost), tuple(unmatched))
+    return Front(table, cost, source, _mark_front(points, lower_is_better(table.metric), cost), tuple(unmatched))
 
 
-def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
+def _mark_front(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
     """Return the points, cheapest first, with `best` set on the Pareto front."""
     rate = -1.0 if cost.unit == "tokens/s" else 1.0  # for a rate, more is better
     sign = -1.0 if falling else 1.0

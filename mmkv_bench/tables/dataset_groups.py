@@ -1,8 +1,7 @@
 """Tables over several datasets: mean scores over a benchmark's groups of datasets, and mean ranks over datasets.
 
-`about.groups` of conf/dataset/<name>.yaml states the groups of a dataset: {benchmark: {group: number of the group's datasets}}. The
-dataset's first metric counts, and each dataset of a group counts once. A group has a number only if every dataset of the group has
-a score.
+`about.groups` of conf/dataset/<name>.yaml states the groups of a dataset: {benchmark: {group: number of datasets}}. The first
+metric of a dataset counts, and each dataset counts once. A group has a number only if each of its datasets has a score.
 
 A group's interval combines the datasets' intervals: the distance from the mean to an end is the root of the sum of the datasets'
 squared distances, divided by their number (Zou and Donner, Statistics in Medicine 27, 2008).
@@ -351,7 +350,7 @@ def _rank_table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
     )
     notes = [
         Note(text, Rank.MARK),
-        *(Note(caption_text, Rank.WARNING) for caption_text in predicts_nothing(first_table.context["model"])),
+        *(Note(caption_text, Rank.WARNING) for caption_text in ranking_warning(first_table.context["model"])),
     ]
     notes += [Note(f"On some of the tasks only: {', '.join(ranks.apart)}.")] if ranks.apart else []
     caption_text = "; ".join(
@@ -360,7 +359,7 @@ def _rank_table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
     return Table(f"Ranks over tasks at {ranks.budget}", caption_text, [Grid(header, rows)], notes)
 
 
-def predicts_nothing(model: str) -> list[str]:
+def ranking_warning(model: str) -> list[str]:
     """Return a warning that rankings of the embedded model predict no paper's; [] for other models."""
     text = (
         "Rankings of the embedded model predict no paper's: mean Kendall's tau -.15 to the orders that papers print (87 "

@@ -139,7 +139,7 @@ def measured_options(root: Path | str) -> dict[Setting, Measured]:
         options: dict[tuple[Key, int], Option] = {}
         repeats = []
         for one, (method, budget) in [(each, line) for each in tables for line in each.lines()]:
-            option = _measured(one, method, budget)
+            option = _option(one, method, budget)
             options.setdefault((option.key, option.batch), option)
             time_entry = one.entries[method.label, budget].get("tpot_s")
             repeats += [] if time_entry is None else [time_entry.n]
@@ -151,7 +151,7 @@ def measured_options(root: Path | str) -> dict[Setting, Measured]:
     return options_of_setting
 
 
-def _measured(table: CostTable, method: Line, budget: str) -> Option:
+def _option(table: CostTable, method: Line, budget: str) -> Option:
     entries = {key: entry for key, entry in table.entries[method.label, budget].items() if entry.value is not None}
     step, rate, peak = (_estimate(entries.get(key)) for key in _COSTS)
     ratio = entries["tpot_s"].ratio if "tpot_s" in entries else None
@@ -228,7 +228,7 @@ def deployment_table(
         f"peak {unit}": [_number(option.nbytes, size) for option in options],
         f"largest batch{memory_text}": [_number(option.largest) for option in options],
     }
-    columns |= {f"{loss.title} lost": [_lost(option, loss) for option in options] for loss in losses}
+    columns |= {f"{loss.title} lost": [_loss_cell(option, loss) for option in options] for loss in losses}
     columns = {head: cells for head, cells in columns.items() if any(cell.value is not None for cell in cells)}
     methods_by_cells: dict[tuple[str | GridCell, ...], list[str]] = {}
     for option, *cells in zip(options, *columns.values(), strict=True):
@@ -261,7 +261,7 @@ def _number(estimate: Estimate | None, size: float = 1.0) -> GridCell:
     return GridCell(f"{SIGNS[estimate.source]}{number(value)}", value, interval)
 
 
-def _lost(option: Option, loss: ScoreLoss) -> GridCell:
+def _loss_cell(option: Option, loss: ScoreLoss) -> GridCell:
     difference = loss.lost.get(option.key)
     if difference is None or difference.value is None:
         return GridCell("-")

@@ -52,7 +52,7 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
 
     names: the requested metrics.
     """
-    from mmkv_bench.tables.score_text import GROUP, among
+    from mmkv_bench.tables.score_text import GROUP, fidelity_metrics
 
     score_options = [name for name in _OF_SCORES if getattr(given, name)]
     if costs and score_options:
@@ -79,7 +79,7 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
     if given.join and (given.pairs or given.against):
         raise ConfigError("--join prints only scores; leave out --pairs and --against, or --join")
     if _fidelity_alone(given, names) and score_options:
-        single_table_formats = ", ".join(sorted(among([GROUP])))
+        single_table_formats = ", ".join(sorted(fidelity_metrics([GROUP])))
         raise ConfigError(
             f"--{score_options[0]} does not work with --metric fidelity (one table of all metrics of "
             f"fidelity); name the metrics: --metric with one or more of {single_table_formats}"
@@ -100,7 +100,7 @@ def _score_tables(given: argparse.Namespace, metrics: Sequence[str], filters: di
     from mmkv_bench.tables.score_text import joined_tables, tables_of_scores
     from mmkv_bench.tables.stored_rows import load
 
-    rows = load(given.rows, fidelity=score_text.among(metrics))
+    rows = load(given.rows, fidelity=score_text.fidelity_metrics(metrics))
     if _fidelity_alone(given, metrics):
         return score_text.fidelity_tables(rows, **filters)
     metric_names = score_text.names(metrics or None, rows)
