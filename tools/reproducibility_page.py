@@ -36,7 +36,7 @@ from mmkv_bench.papers.margins import (
     ROUNDING,
     UNDECIDED,
     margin,
-    of_seeds,
+    seed_half_width,
     versions,
 )
 from mmkv_bench.papers.measurement import WHOLE, State, incomparable
@@ -309,7 +309,7 @@ def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
         return ClaimResult(claim, NOT_TESTED)
     if len({id(one) for one in cells}) > 1 and incomparable(cells[0].measured, cells[-1].measured):
         return ClaimResult(claim, NOT_TESTED)
-    spreads = [(one.measured.number, of_seeds(one.measured.seeds)) for one in cells]
+    spreads = [(one.measured.number, seed_half_width(one.measured.seeds)) for one in cells]
     ends = [(number - spread, number + spread) for number, spread in spreads]
     ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))
     every = [_OPERATIONS[claim.by](a, b) for a in ends[0] for b in ends[-1]]

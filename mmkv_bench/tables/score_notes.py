@@ -381,8 +381,8 @@ def _origin_notes(table: ScoreTable) -> Iterator[Note]:
     unread_cells = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _cells(table) if e.unread]
     if unread_cells and table.metric not in (PARSE_FAILED, *FIDELITY):
         text = (
-            f"Answers in which no choice can be read count as 0: {_counts_text(unread_cells)}. lmms-eval does the same, unless its "
-            "scorer draws a choice at random."
+            f"Answers in which no choice can be read count as 0: {_counts_text(unread_cells)}. lmms-eval does the same, unless "
+            "its scorer draws a choice at random."
         )
         yield Note(text, Rank.WARNING)
     yield from _lmms_eval_notes(table)
