@@ -239,7 +239,6 @@ class EvidenceReader:
         return Measurement(State.MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Return `minuend` minus the number of the method `address.minus` under the same conditions."""
         (base,) = _operands(address)
         subtrahend_number = self._number(base, *minuend.shared)
         if minuend.value is not None and subtrahend_number.state == State.NOT_RUN:

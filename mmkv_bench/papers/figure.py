@@ -215,7 +215,6 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
 
 
 def _panels(count: int, most: int = _PANELS_ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels, at most `most` side by side."""
     columns = min(count, most)
     rows_of_panels = math.ceil(count / columns)
     figure, grid = canvas(rows_of_panels, columns, (max(5.2 * columns, 7.6), 5.0 * rows_of_panels), count, **axes)
@@ -228,7 +227,6 @@ def _caption(table: FilledTable, figure: Figure) -> None:
 
 
 def _styles(table: FilledTable) -> dict[str, Look]:
-    """Return label of a table row -> plotting style, by our name of the method."""
     names = {table.layout.rows[one.cell.row].label: one.cell.address.method.name for one in table.cells}
     styles_by_method = looks(names.values())
     return {label: styles_by_method[name] for label, name in names.items()}

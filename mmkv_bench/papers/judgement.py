@@ -150,7 +150,6 @@ def _fulls_of_paper(paper: str) -> Mapping[_Key, PrintedFull]:
 
 
 def _fill_cell(cell: TableCell, printed: Printed | None, layout: TableLayout, reader: EvidenceReader) -> FilledCell:
-    """Return a table cell with printed and measured numbers and the tolerance, without verdicts."""
     readings = {name: reader.measure(at, parts) for name, (at, parts) in cell.readings.items()}
     is_judged = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
     tolerance = margins.tolerance(layout, cell, printed) if printed is not None and is_judged else None

@@ -131,7 +131,7 @@ def average(parts: Sequence[Measurement]) -> Measurement:
         if complete_parts and state == State.NOT_RUN:
             return replace(joint_measurement, state=State.PART, why=f"{complete_parts} of {len(parts)} parts")
         return replace(joint_measurement, state=state, why=next(part.why for part in parts if part.state == state))
-    mean_interval = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
+    mean_interval = _correct_interval(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
     n = sum(part.n for part in parts)
     return replace(
         joint_measurement,
@@ -225,7 +225,7 @@ def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], 
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 
 
-def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
+def _correct_interval(whole: Mean, parts: Sequence[Measurement]) -> Mean:
     """Correct the interval of a mean for correlated parts: data sets that share clusters, such as the same photographs.
 
     The distances to the ends are combined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine

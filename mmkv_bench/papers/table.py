@@ -318,7 +318,6 @@ def _missing(filled: FilledTable) -> str:
 
 
 def _verdicts(filled: FilledTable) -> list[str]:
-    """Return sentences that count the verdicts on numbers, on differences to full, and on leads over baselines."""
     is_proposed = {f"{filled.layout.paper}'s own method": True, "all others": False}
     level_texts = [
         f"{who}: {verdict_counts}"
@@ -343,7 +342,6 @@ def _verdicts(filled: FilledTable) -> list[str]:
 
 
 def _layers(filled: FilledTable) -> list[str]:
-    """Return a sentence on each line of a diagnostic with the numbers of the layers, and one on versions of libraries."""
     notes = []
     for one in filled.cells:
         for curve in one.measured.curves:
@@ -393,7 +391,6 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
 
 
 def _reading(one: FilledCell, name: str) -> str:
-    """Return the number and the verdict under the further reading `name` as text."""
     reading = one.readings[name]
     reading_texts = (
         _number(one, reading, f"{name} ").text,

@@ -72,7 +72,7 @@ class Audit:
 
     @property
     def comparable(self) -> bool:
-        """True if scores may be compared with other methods at the same budget.
+        """True if scores may be compared with other methods' scores at the same budget.
 
         Entries must be neither quantised nor offloaded, no answer may exceed the budget, and no sample was requested by id.
         """
@@ -255,11 +255,9 @@ def _closing(texts: Sequence[list[int]]) -> int:
 
 
 def mask_chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask the answers to samples that were requested by id and lie behind all samples that were answered in dataset order.
+    """Mask the answers to samples requested by id that lie behind all samples which the same cell answered in dataset order.
 
-    Return bool [answers], or None if there are no such answers.
-
-    answers: table of `store.responses`, with `cell` and `chosen`.
+    Return bool [answers], or None if there are no such answers. answers: rows of `responses`, with `cell` and `chosen`.
     """
     is_chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
     if not is_chosen.any():

@@ -234,7 +234,6 @@ def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[st
 
 
 def _names(line: Line) -> set[str]:
-    """Return the names by which a user may select the line."""
     return {line.label, line.name}
 
 

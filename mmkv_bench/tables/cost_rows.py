@@ -167,14 +167,14 @@ def _rows(
     table: pd.DataFrame,
     cells: Sequence[str],
     costs: Sequence[Cost],
-    made: Mapping[str, np.ndarray | pd.Series | float],
+    further_columns: Mapping[str, np.ndarray | pd.Series | float],
     shapes: tuple[Mapping[str, int | str], ...],
     per_pass: bool = False,
 ) -> CostRows:
     import pandas as pd
 
     cell_numbers, status_codes = positions_in(table["cell"], cells), positions_in(table["status"], STATUSES)
-    columns = {"place": cell_numbers, "status": status_codes, **made}
+    columns = {"place": cell_numbers, "status": status_codes, **further_columns}
     for cost in costs:
         columns[cost.key] = np.where(status_codes > 0, np.nan, columns[cost.key])
     order = np.argsort(cell_numbers, kind="stable")

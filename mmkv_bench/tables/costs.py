@@ -61,7 +61,7 @@ class Limit(Protocol):
     def step_s(self, useful: float, batch: int) -> float: ...
 
 
-Known = Callable[[Mapping[str, str]], "Limit | None"]
+RooflineOf = Callable[[Mapping[str, str]], "Limit | None"]
 """Function from a table's context to its roofline; None if the device was not measured or the model's shape is unknown."""
 
 
@@ -186,11 +186,11 @@ def roofline_inputs(costs: Sequence[Cost]) -> list[Cost]:
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 
 
-def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
+def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], roofline_of: RooflineOf) -> list[CostTable]:
     """Set the rooflines of tables of passes with times per token. Drop all costs but `costs`, and tables without any cost."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
-            table.roofline, batch = known(table.context), int(table.shape["batch"])
+            table.roofline, batch = roofline_of(table.context), int(table.shape["batch"])
             useful_bytes = {line: row[USEFUL].value for line, row in table.entries.items() if USEFUL in row}
             if table.roofline is not None:
                 step_s = table.roofline.step_s

@@ -217,7 +217,6 @@ def _outliers(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw the kept ratio of every layer, one line per budget, and the Gini coefficients of attention if present."""
     rows = panel.rows[panel.rows["quantity"] == "kept_ratio"]
     rows = rows[rows["x"].round(6).isin(_BUDGETS)]
     rows = rows.assign(budget=rows["x"].map("{:.0%} in all".format))
@@ -230,7 +229,6 @@ def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw the Lorenz curve of attention of every layer, and print the range of the Gini coefficients."""
     (each,), rows = axes, panel.rows
     curves = _grid(rows[rows["quantity"] == "lorenz"], ["layer"])
     for layer, curve in curves.iterrows():
@@ -284,7 +282,6 @@ def _heads(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw attention on the first token by layer and query head, and beside it the largest activations by layer."""
     rows = panel.rows
     mass = rows[rows["quantity"] == "first_token_mass"].groupby(["layer", "head"])["value"].mean().unstack("head")
     layers = [int(layer) for layer in mass.index]
@@ -313,7 +310,6 @@ def _heat(
 
 
 def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw the energy of keys and values over frequency: all layers together, then layer by layer."""
     from matplotlib.colors import LogNorm
 
     rows, keys_and_values = panel.rows, ("keys", "values")

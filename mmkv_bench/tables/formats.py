@@ -37,7 +37,6 @@ def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
 
 
 def _inline(text: str) -> str:
-    """Convert a note or a caption to html. Backticks are the only markup."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 

@@ -64,13 +64,6 @@ class NoQuestionsError(StoreError):
     """The store has no scores of several questions per document."""
 
 
-def question_tables(
-    root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
-) -> list[Table]:
-    """Return only the tables of `tables_with_scores`."""
-    return [table for table, _ in tables_with_scores(root, datasets, metrics)]
-
-
 def tables_with_scores(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[tuple[Table, pd.DataFrame]]:

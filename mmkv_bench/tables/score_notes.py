@@ -50,7 +50,6 @@ def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[st
 
 
 def _letters(table: ScoreTable) -> dict[str, str]:
-    """Return name of a fallback -> its letter in the table."""
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
@@ -130,7 +129,6 @@ def _failure_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _bold_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield notes on bold, budgets without bold, and lines that do not compete."""
     columns = {budget: column for budget, column in table.columns.items() if len(column.names) > 1}
     ranked_columns = {budget: column for budget in table.budgets if columns and (column := table.ranked(budget))}
     if ranked_columns:
@@ -216,7 +214,6 @@ def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> Iterator[Note]:
 
 
 def _mark_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield a note on the meaning of all marks, and for each mark a note that lists its table cells."""
     cells = _cells(table)
     marked: list[tuple[str, str, str]] = []  # sign, meaning, cells
     cells_over_budget = [(words, method, e.audit) for words, method, e in cells if e.audit.over]

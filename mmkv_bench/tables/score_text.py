@@ -177,7 +177,6 @@ def _comparison_rows(table: ScoreTable, compared: Sequence[Pair]) -> list[list[s
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Return notes on the number of comparisons, and on pairs that are proven different only without the other lines."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     pairs_per_budget = {budget: len(column.p) for budget, column in table.columns.items()}

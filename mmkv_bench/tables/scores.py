@@ -176,9 +176,9 @@ class Sheet:
             cell_parts = self._parts(score_slice)
             unjudged = int((answered & ~has_value).sum())
             return Scores(self.sample[score_slice], self.cluster[score_slice], values, cell_parts, unjudged, self.ids)
-        return self._joined(slices)
+        return self._average(slices)
 
-    def _joined(self, slices: Sequence[slice]) -> Scores:
+    def _average(self, slices: Sequence[slice]) -> Scores:
         """Average rows within each sample by compensated summation, in the order of `slices` (the rows of each cell)."""
         samples = np.unique(np.concatenate([self.sample[at] for at in slices]))
         n = len(samples)

@@ -33,9 +33,10 @@ def tables(given: argparse.Namespace) -> int:
     score_metrics, costs = split_costs(given.metric or ())
     _refuse_conflicts(given, score_metrics, costs)
     if given.questions:
-        from mmkv_bench.tables.questions import question_tables
+        from mmkv_bench.tables.questions import tables_with_scores
 
-        tables_to_print = question_tables(rows_folder(given.rows), given.dataset, given.metric)
+        question_tables = tables_with_scores(rows_folder(given.rows), given.dataset, given.metric)
+        tables_to_print = [table for table, _ in question_tables]
         sys.stdout.write(write(tables_to_print, given.format, notes=given.notes))
         return 0
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
