@@ -263,7 +263,7 @@ def file_of(dataset: str) -> str:
 
 @cache
 def samples_of(dataset: str) -> int:
-    """Return the number of samples that a data set's file states; 0 if the file states none."""
+    """Return the number of samples that a data set's file states; 0 without one, or for a text such as "about 500"."""
     stated_size = (content("dataset", dataset).get("about") or {}).get("samples")
     leading_number = re.match(r"\d[\d,]*", str(stated_size))
     return int(leading_number[0].replace(",", "")) if leading_number else 0

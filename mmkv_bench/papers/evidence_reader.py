@@ -271,8 +271,7 @@ def _whole_size(address: Address) -> int:
 
 
 def _operands(address: Address) -> tuple[Address, ...]:
-    """Return the further address that the number at `address` is computed from: of the number to subtract, or of the layer
-    profile to which a distance is measured; () for other numbers."""
+    """Return the address of the number to subtract, or of the layer profile for a distance (`mad`); () for other numbers."""
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)

@@ -93,8 +93,7 @@ class PrintedFull(NamedTuple):
 
 @dataclass(frozen=True)
 class _PairedFull:
-    """The full cache beside which a method is judged. why: reason why the two cannot be compared, or "". gate: verdict on the
-    full cache's number, or None."""
+    """The full cache beside a method. why: reason why the two cannot be compared, or "". gate: verdict on the full cache."""
 
     full: FilledCell
     why: str = ""
@@ -286,7 +285,6 @@ class FilledTable:
 
     @property
     def states(self) -> Counter[str]:
-        """State, such as measured -> number of table cells."""
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, proposed: bool) -> Counter[str]:

@@ -39,12 +39,11 @@ Shared = tuple[tuple[str, str], ...]
 OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
 """Facts that all parts of a mean must share."""
 WHOLE = (State.MEASURED, State.COMPUTED)
-"""States of numbers that are judged. A `planned` number, which a dry run forecasts, is shown and not judged."""
+"""States of complete numbers. A `planned` number, which a dry run forecasts, is shown and not judged."""
 
 
 class Questions(NamedTuple):
-    """Questions behind a number. scorer: judge and scorer. n: number of questions. prompts: digests of the prompts, one unless
-    seeds differ."""
+    """Questions behind a number. n: how many. prompts: digests of all prompts, one unless seeds differ."""
 
     scorer: tuple[str, ...] = ()
     n: int = 0
@@ -53,8 +52,7 @@ class Questions(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a diagnostic's figure. value, low, high: mean over layers, and its interval over samples. layers: number of
-    each layer."""
+    """A line of a figure. value, low, high: mean over layers, with its interval over samples. layers: number of each layer."""
 
     label: str
     value: float

@@ -117,7 +117,6 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the methods: `paper` (as the paper's text says), `released` (as the authors' code does) or both."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
@@ -187,7 +186,7 @@ def roofline_inputs(costs: Sequence[Cost]) -> list[Cost]:
 
 
 def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], roofline_of: RooflineOf) -> list[CostTable]:
-    """Set the rooflines of tables of passes with times per token. Drop all costs but `costs`, and tables without any cost."""
+    """Set the rooflines of tables with times per token of passes. Return the tables that have any of `costs`, without others."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
             table.roofline, batch = roofline_of(table.context), int(table.shape["batch"])

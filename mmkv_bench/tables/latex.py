@@ -78,7 +78,7 @@ def escape(text: str) -> str:
 
 
 def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
-    """Return all tables as LaTeX. notes: the notes printed below a table, one of `NOTES`; the others become comments."""
+    """Return all tables as LaTeX. notes: the notes printed below a table, one of `NOTES`. Of `short`, the others are comments."""
     has_colours = any(cell.look for table in tables for grid in table.grids for row in grid.cells for cell in row)
     used_colours = {look.colour for look in VERDICTS.values()} if has_colours else set()
     texts = [_table(table, notes) for table in tables]

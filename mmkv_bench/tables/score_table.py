@@ -101,7 +101,7 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
 
     `CONTROLS` and methods that read the full cache's answer never compete. For each method the line with default parameters
     competes, in the reading `paper` if both readings are present; without such a line, all presets of the method compete. If
-    nearly all lines are presets of one method (an ablation), all other lines compete.
+    nearly all lines that may compete are presets of one method (an ablation), all of these lines compete.
     """
     competitors_and_presets = [method for method in methods if method.base not in CONTROLS and not method.cheats]
     groups: dict[tuple[Hashable, ...], list[Line]] = {}

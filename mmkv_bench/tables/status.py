@@ -88,7 +88,6 @@ class Status:
 
     @property
     def missing(self) -> int:
-        """Number of missing answers."""
         return sum(max(one.planned - one.rows, 0) for one in self.datasets)
 
     @property

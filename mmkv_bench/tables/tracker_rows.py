@@ -30,9 +30,9 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
     prompt_tokens, batch: prompt shape of timed passes; null for answers.
     metric, score, low, high, difference: metric, score, ends of its interval, and score minus that of `full`; null for passes.
     answers, failures: numbers of answers (or passes) and of failed ones.
-    ttft_s, tpot_s, peak_bytes: medians [s] and largest peak [bytes] of answers with a prefill of their own; null without any.
-    group_prefill_s, group_decode_s, group_peak_bytes: medians [s] and largest peak [bytes] over answers of methods that shared
-        a prefill; null without any.
+    ttft_s, tpot_s, peak_bytes: medians [s] and largest peak [bytes] of answers with a prefill of their own, or of passes.
+    group_prefill_s, group_decode_s, group_peak_bytes: medians [s] and largest peak [bytes] of answers whose methods shared a
+        prefill. All six are null if unknown.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
