@@ -28,7 +28,7 @@ from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.files import canonical_json
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import label
-from mmkv_bench.tables.stored_rows import is_null
+from mmkv_bench.tables.stored_rows import missing
 
 SCHEMA = "0.3.0"
 RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
@@ -64,7 +64,7 @@ def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]
         metrics.setdefault(row["cell"], []).append(row)
     cells = store.cells().to_pylist()
     for cell in sorted(cells, key=lambda row: (row["dataset"], label(row), row["cell"])):
-        scored = [row for row in metrics.get(cell["cell"], ()) if not is_null(row["value"])]
+        scored = [row for row in metrics.get(cell["cell"], ()) if not missing(row["value"])]
         if not scored:
             yield cell["cell"], None
             continue
@@ -220,20 +220,20 @@ def _metric(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _score(row: Mapping[str, Any]) -> dict[str, Any]:
     uncertainty: dict[str, Any] = {"num_samples": row["n"]}
-    if not is_null(row["low"]) and not is_null(row["high"]):
+    if not missing(row["low"]) and not missing(row["high"]):
         ends = {"lower": row["low"], "upper": row["high"]}
         uncertainty["confidence_interval"] = ends | {"confidence_level": CONFIDENCE, "method": row["interval"]}
     details = {"samples": str(row["n"]), "samples_ok": str(row["n_ok"])}
     details |= {
         f"minus_full{end}": repr(row[f"difference{end}"])
         for end in ("", "_low", "_high")
-        if not is_null(row[f"difference{end}"])
+        if not missing(row[f"difference{end}"])
     }
     return {"score": row["value"], "details": details, "uncertainty": uncertainty}
 
 
 def _strings(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    return {name: str(row[name]) for name in names if not is_null(row[name])}
+    return {name: str(row[name]) for name in names if not missing(row[name])}
 
 
 def _file_name(text: str) -> str:

@@ -17,7 +17,7 @@ from mmkv_bench.tables.context_cells import SeedGroup, Sweep, find, sweeps, verd
 from mmkv_bench.tables.metric_rows import aggregate, headlines
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
-from mmkv_bench.tables.stored_rows import BASELINE, Rows, check, choose, choose_cells, is_null, latest, with_limits
+from mmkv_bench.tables.stored_rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,9 +91,9 @@ class _Parts:
         columns_read = [name for name in _METRICS if name in rows.metrics]
         for row in rows.metrics[columns_read].to_dict("records"):
             key = row["cell"], row["metric"]
-            if not is_null(row["lmms_eval"]):
+            if not missing(row["lmms_eval"]):
                 self.lmms_eval[key] = float(row["lmms_eval"])
-            if not is_null(row.get("judge")):
+            if not missing(row.get("judge")):
                 self.judges[key] = _judge(row)
 
 
@@ -178,7 +178,7 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
 
 
 def _judge(row: Mapping[str, Any]) -> str:
-    prompts = "unknown" if is_null(row["judge_prompts"]) else row["judge_prompts"][:8]
+    prompts = "unknown" if missing(row["judge_prompts"]) else row["judge_prompts"][:8]
     judge_temperature = row["judge_temperature"]
-    temperature = "several temperatures" if is_null(judge_temperature) else f"temperature {judge_temperature:g}"
+    temperature = "several temperatures" if missing(judge_temperature) else f"temperature {judge_temperature:g}"
     return f"{row['judge']} ({temperature}, prompts {prompts})"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.score_table import Line, calibration_words, calibrations
-from mmkv_bench.tables.stored_rows import BASELINE, CONTEXT, FIXTURE, config_of, context_key, is_null
+from mmkv_bench.tables.stored_rows import BASELINE, CONTEXT, FIXTURE, config_of, context_key, missing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,7 +172,7 @@ class Sweep:
         groups = {}
         for method in methods:
             for key in sorted(key for key in rows_by_key if key[0] == method.label):
-                seeds = tuple(None if is_null(row["seed"]) else int(row["seed"]) for row in rows_by_key[key])
+                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in rows_by_key[key])
                 cell_positions, names = (tuple(row[name] for row in rows_by_key[key]) for name in ("place", "cell"))
                 groups[key] = SeedGroup(cell_positions, names, seeds)
         configs = [row["config"] for row in sorted(rows, key=lambda row: row["base"] != BASELINE)]
@@ -192,9 +192,9 @@ class Sweep:
                 for line in calibrated_lines
             },
             versions=_versions(all_rows, label_of),
-            cpus=dict(Counter(row["cpu"] for row in rows if not is_null(row.get("cpu")))),
+            cpus=dict(Counter(row["cpu"] for row in rows if not missing(row.get("cpu")))),
             random_weights="weights" in cells and bool((cells["weights"] == "random").any()),
-            weights_files=tuple(sorted({row["weights_file"] for row in rows if not is_null(row.get("weights_file"))})),
+            weights_files=tuple(sorted({row["weights_file"] for row in rows if not missing(row.get("weights_file"))})),
         )
 
     @property
@@ -221,8 +221,8 @@ def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
     return (
         cell["method"],
         cell["base"],
-        None if is_null(cell["reading"]) else cell["reading"],
-        "{}" if is_null(cell["parameters"]) else cell["parameters"],
+        None if missing(cell["reading"]) else cell["reading"],
+        "{}" if missing(cell["parameters"]) else cell["parameters"],
     )
 
 
@@ -235,7 +235,7 @@ def _versions(
         version: Any = row.get("method_version")
         if (label := label_of.get(_variant(row))) is not None:
             by_budget = version_sets.setdefault(label, {}).setdefault(_budget(row), set())
-            by_budget.add(1 if is_null(version) else int(version))
+            by_budget.add(1 if missing(version) else int(version))
     return {
         label: {budget: tuple(sorted(numbers, reverse=True)) for budget, numbers in version_sets[label].items()}
         for label in label_of.values()

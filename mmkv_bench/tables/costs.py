@@ -28,8 +28,8 @@ from mmkv_bench.tables.stored_rows import (
     NO_ROWS,
     cells_of,
     choose_cells,
-    is_null,
     latest,
+    missing,
     open_store,
     with_limits,
 )
@@ -230,7 +230,7 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
     if part.per_pass and "cpu" in cells:  # times on two kinds of CPU do not compare in any precision
         kinds = zip(cells["device"], cells["cpu"], cells["dtype"], strict=True)
         cells = cells.assign(
-            processor=[processor(device, None if is_null(cpu) else cpu, dtype, True) for device, cpu, dtype in kinds]
+            processor=[processor(device, None if missing(cpu) else cpu, dtype, True) for device, cpu, dtype in kinds]
         )
     return [
         table

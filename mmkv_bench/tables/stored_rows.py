@@ -276,7 +276,7 @@ def choose_cells(
     return keep & (choose(cells["reading"], readings, "reading") | cells["reading"].isna())
 
 
-def is_null(value: object) -> bool:
+def missing(value: object) -> bool:
     """Return True if a scalar is None, NaN or NA."""
     import pandas as pd
 
@@ -292,15 +292,15 @@ def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
     empty = [""] * len(cells)
     device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
     versions_of = {
-        text: "" if is_null(text) or not text else json.loads(text).get("lmms_eval") for text in set(versions)
+        text: "" if missing(text) or not text else json.loads(text).get("lmms_eval") for text in set(versions)
     }
     kinds = zip(device, cpu, cells["dtype"], strict=True)
     keys = list(zip(cells["config"], cells["dataset"], strict=True))
     limits = {key: _limits(config_of(key[0]), key[1]) for key in set(keys)}  # the cells of a run have one configuration
     return cells.assign(
         limits=[limits[key] for key in keys],
-        device=["" if is_null(name) else name for name in device],
-        processor=[processor(name, None if is_null(kind) else kind, dtype) for name, kind, dtype in kinds],
+        device=["" if missing(name) else name for name in device],
+        processor=[processor(name, None if missing(kind) else kind, dtype) for name, kind, dtype in kinds],
         lmms_eval=[versions_of[text] or "" for text in versions],
     )
 
@@ -341,4 +341,4 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
     """Return a cell's values of `columns` as texts, "" for null. Only cells with equal keys may be compared."""
-    return tuple("" if is_null(row[column]) else str(row[column]) for column in columns)
+    return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

@@ -9,7 +9,7 @@ from mmkv_bench.statistics.metric_kinds import MEASURES, PARSE_FAILED
 from mmkv_bench.store.schema import IDENTITY
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_rows import KNOWN, answer_costs, pass_costs
-from mmkv_bench.tables.stored_rows import config_of, dataset_node, is_null, latest, with_limits
+from mmkv_bench.tables.stored_rows import config_of, dataset_node, latest, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,10 +49,10 @@ def tracked_rows(store: Store) -> list[dict[str, Any]]:
     for place, row in enumerate(cells.to_dict("records")):
         identity = {"cell": row["cell"]}
         for name in (*IDENTITY, "device"):
-            value: Any = None if is_null(row[name]) else row[name]
+            value: Any = None if missing(row[name]) else row[name]
             identity[name] = value.item() if hasattr(value, "item") else value
         budget = row["budget_entries"] if row["budget_kind"] == "entries" else row["budget_fraction"]
-        identity["budget"] = None if is_null(budget) else float(budget)
+        identity["budget"] = None if missing(budget) else float(budget)
         if place in by_cell:
             totals = _totals(by_cell[place])
             shape_fields: dict[str, Any] = {"prompt_tokens": None, "batch": None}
