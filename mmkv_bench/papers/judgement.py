@@ -1,7 +1,7 @@
 """Filled tables of the papers: measured beside printed numbers, with verdicts on scores, drops from full to method, and leads.
 
-A method's number is judged only beside the full cache's number, from the same table if possible, else from another table of the
-paper.
+If the paper prints the full cache's number, in the same table or else in another table, the verdict on a method depends on the
+verdict on the full cache (`_apply_gate`).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ _SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held", "of_all")
 
 @dataclass
 class _Counts:
-    """Counts over the ok answers of one setting that have a score of one metric.
+    """Counts over the ok answers of one cell (stored setting) that have a score of one metric.
 
     sums: sums of the facts `_SUMS`. excess: kept / allowed entries - 1 of each answer over the budget.
     fallbacks: reason -> number of answers.
@@ -97,10 +97,10 @@ class _Counts:
 
 
 class Audits:
-    """Audits of the settings of a sheet. Answers are counted frame by frame, so that few are in memory at a time.
+    """Audits of the cells (stored settings) of a sheet. Answers are counted frame by frame, to save memory.
 
     Args:
-        blocks: frames of responses; all answers of a setting are in one frame.
+        blocks: frames of responses; all answers of a cell are in one frame.
         sheet: the scores of these answers.
     """
 
@@ -215,9 +215,9 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return all fallbacks that the answers at positions `order` report, as arrays.
+    """Return the fallbacks that the answers at positions `order` of `block` report, one item per answer and fallback.
 
-    They are (distinct names, position of each fallback's name among these, position in `order` of each fallback's answer).
+    They are (distinct names, position of each item's name among these, position in `order` of each item's answer).
     """
     lists_of_reasons = lists_of(block["fallback"], pa.string(), order)
     coded_reasons = lists_of_reasons.flatten().dictionary_encode()
@@ -226,11 +226,10 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
-    """Return the mean share of an answer's tokens that the full prefill gives; None without ok answers, or if the protocol
-    takes no token from the full prefill.
+    """Return the mean share of an answer's tokens that the full prefill gives.
 
     The end token and final tokens that all answers share (unless all answers are equal) are not counted. An answer without
-    other tokens has the share 1.
+    other tokens has the share 1. None without ok answers, or if the protocol takes no token from the full prefill.
 
     Args:
         answers: `responses` rows of the full cache, with `FREE_COLUMNS`.

@@ -86,7 +86,7 @@ def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
-    """Return one sentence on whether the full cache reaches its expected score.
+    """Return a sentence on whether the full cache reaches its expected score.
 
     Args:
         value: score of `full`; None if `full` was not run or one of its samples failed.

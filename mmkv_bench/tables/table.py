@@ -88,7 +88,7 @@ class GridCell:
         verdict: a key of `VERDICTS`, or a word that is printed without a sign.
         hashes: hashes of the stored settings whose answers gave the number.
         details: sentences that the html page shows on request.
-        span: number of columns that the cell covers in LaTeX, or 0. Other formats repeat the cell.
+        span: number of columns that the cell covers in LaTeX, which skips the cells behind it; 0: one column.
         further: cells that are printed in the same place, behind this one.
     """
 
