@@ -113,7 +113,7 @@ class Evidence:
         - `ambiguous` if the chosen run has several rows of one seed;
         - `not run` if there are no such rows.
 
-        like: `Measurement.shared` that the rows must have; None: any.
+        like: facts that the rows must have, an item of `Measurement.shared`; None: any rows.
         """
         rows = self.candidates(wanted)
         if not len(rows):

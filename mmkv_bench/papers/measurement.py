@@ -195,7 +195,7 @@ def incomparable(a: Measurement, b: Measurement) -> str:
 
 
 def differing_facts(a: Measurement, shared: Sequence[Shared]) -> str:
-    """Return the names of the facts in which `a` differs from another number, unique_words by commas; "" if in none.
+    """Return the names of the facts in which `a` differs from another number, joined by commas; "" if in none.
 
     shared: `Measurement.shared` of the other number.
     """

@@ -146,7 +146,7 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """Return a sentence on whether the full cache reaches the score that a paper prints; None if no score is expected."""
+    """Return `ScoreTable.gate`."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))

@@ -45,8 +45,8 @@ class Pair:
     low, high: ends of the confidence interval of the difference; None without an interval, infinite if the test would reject no
         difference.
     adjusted: p-value with Holm's correction over all pairs of competing lines (`family`); None unless both lines compete.
-    level: confidence level of the interval; None if not both lines compete, and then the interval has 95 %.
-    better: label of the line that is proven better; None if neither is, or if not both lines compete.
+    level: confidence level of the interval; None unless both lines compete (the interval then has 95 %).
+    better: label of the line that is proven better; None if neither is, and None unless both lines compete.
     asked: p-value with Holm's correction over only the comparisons that the user requested at this budget.
     """
 

@@ -59,7 +59,7 @@ class Line:
 
     @property
     def resamples(self) -> bool:
-        """True for the controls that evict nothing but shorten the prompt."""
+        """True for controls that shorten the prompt and evict nothing."""
         return self.base in RESAMPLING
 
     @cached_property
@@ -221,7 +221,7 @@ class ScoreTable:
     entries: (line's label, budget) -> table cell. The budget is "" for a line without a budget.
     waiting: (label, budget) -> number of answers without a score yet.
     columns: budget -> paired tests between the competing methods (`compare.columns`).
-    gate: sentence on whether `full` reaches the score that a paper prints; None if no score is expected.
+    gate: sentence on whether `full` reaches the score that a paper prints; None if no configuration states such scores.
     free: share of an answer's tokens that no method can change (`audit.free_share`).
     calibrations: label of a calibrated line -> phrases on the calibration files that the method read.
     versions: label -> budget -> versions of the method's code, for lines with several versions.
