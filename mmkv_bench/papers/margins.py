@@ -49,7 +49,7 @@ class Margin:
     """Allowed difference between measured and printed values of a metric, in the printed unit; on the log scale if `relative`.
 
     scale: printed value / our value. margin: allowed difference. step: change of the value when a run is repeated.
-    gate: allowed difference for the full cache, checked against `gates` of conf/model; None: `margin`.
+    gate: tolerance of the full-cache gates in conf/model; None: `margin`.
     """
 
     scale: float

@@ -47,7 +47,7 @@ class Pair:
     adjusted: p-value with Holm's correction over all pairs of competing lines (`family`); None unless both lines compete.
     level: confidence level of the interval; None unless both lines compete (the interval then has 95 %).
     better: label of the line that is proven better; None if neither is, and None unless both lines compete.
-    asked: p-value with Holm's correction over only the comparisons that the user requested at this budget.
+    p_requested: p-value with Holm's correction over only the comparisons that the user requested at this budget.
     """
 
     budget: str
@@ -62,7 +62,7 @@ class Pair:
     adjusted: float | None = None
     level: float | None = None
     better: str | None = None
-    asked: float | None = None
+    p_requested: float | None = None
 
     @property
     def compete(self) -> bool:
@@ -70,7 +70,7 @@ class Pair:
         return self.level is not None
 
     @property
-    def turned(self) -> Pair:
+    def swapped(self) -> Pair:
         """The same pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
         return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
@@ -201,11 +201,11 @@ def select_lines(
         ConfigError: no table has a given line or budget.
     """
     extra_names = [against] if against else []
-    asked_names = None if methods is None else [*methods, *extra_names]
+    requested_names = None if methods is None else [*methods, *extra_names]
     lines = {name for table in tables for line in table.methods for name in _names(line)}
-    check_names("method", asked_names or extra_names, lines)
+    check_names("method", requested_names or extra_names, lines)
     check_names("budget", budgets or (), {budget for table in tables for budget in table.budgets})
-    narrowed_tables = [(table, _part(table, asked_names, budgets)) for table in tables]
+    narrowed_tables = [(table, _part(table, requested_names, budgets)) for table in tables]
     return [
         part for whole, part in narrowed_tables if part.entries and (part.budgets or not (budgets and whole.budgets))
     ]
@@ -238,18 +238,18 @@ def _names(line: Line) -> set[str]:
 
 
 def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Return all pairs of lines, with p-values `asked` that are corrected over the returned pairs of the same budget.
+    """Return all pairs of lines, with p-values `p_requested` that are corrected over the returned pairs of the same budget.
 
     against: name or label of a line. Then only pairs with this line are returned, with this line as `a`.
     """
     labels_against = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & labels_against) == 1]
-    pairs = [pair.turned if pair.b in labels_against else pair for pair in pairs]
+    pairs = [pair.swapped if pair.b in labels_against else pair for pair in pairs]
     corrected = []
     for _, same_budget in groupby(pairs, lambda pair: pair.budget):  # `every_pair` goes budget by budget
         budget_pairs = list(same_budget)
         adjusted = holm(np.array([pair.p for pair in budget_pairs]))[0].tolist()
-        corrected += [replace(pair, asked=p) for pair, p in zip(budget_pairs, adjusted, strict=True)]
+        corrected += [replace(pair, p_requested=p) for pair, p in zip(budget_pairs, adjusted, strict=True)]
     return corrected
 
 

@@ -90,9 +90,9 @@ def _table(
     if pairs:
         grids += [Grid(_PAIR_HEADER, pairs_table, PAIRS, labels=3)] if (pairs_table := _pairs(table, against)) else []
         counts = [
-            f"{int((column.separated & asked).sum())} of {int(asked.sum())}{budget and f' at {budget}'}"
+            f"{int((column.separated & requested).sum())} of {int(requested.sum())}{budget and f' at {budget}'}"
             for budget, column in table.columns.items()
-            for asked in [requested_pairs(table, column, against)]
+            for requested in [requested_pairs(table, column, against)]
         ]
         text = f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
         notes.insert(0, Note(text, Rank.WARNING))
@@ -150,7 +150,7 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
 def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
     rows = []
     for pair in separated_pairs(table, against):
-        better_pair = pair if pair.better == pair.a else pair.turned
+        better_pair = pair if pair.better == pair.a else pair.swapped
         numbers = (
             signed_score(better_pair.difference),
             interval_text(better_pair.low, better_pair.high),
@@ -168,7 +168,7 @@ def _comparison_rows(table: ScoreTable, compared: Sequence[Pair]) -> list[list[s
             one.b,
             signed_score(one.difference),
             p_value(one.p),
-            p_value(one.asked or 0.0),
+            p_value(one.p_requested or 0.0),
             "-" if one.adjusted is None else p_value(one.adjusted),
             better(one, one.adjusted, lower_is_better(table.metric)),
         ]
@@ -191,7 +191,7 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]
     )
     notes = [Note(text, Rank.WARNING)]
     lost_by_whole_correction = [
-        one for one in compared if one.adjusted is not None and (one.asked or 0.0) <= ALPHA < one.adjusted
+        one for one in compared if one.adjusted is not None and (one.p_requested or 0.0) <= ALPHA < one.adjusted
     ]
     if lost_by_whole_correction:
         pairs = ", ".join(f"{one.a} and {one.b} at {one.budget or 'all'}" for one in lost_by_whole_correction)

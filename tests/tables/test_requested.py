@@ -53,8 +53,8 @@ def test_what_is_asked_for_keeps_bold_ranks_and_proof_of_the_whole_table():
 def test_choosing_two_methods_buys_no_significance():
     [part] = select_lines([table()], ["keydiff", "mmshift"], ["64"])
     [one] = comparisons(part)
-    assert one.asked == one.p <= 0.05 < one.adjusted
-    assert better(one, one.asked, False) == "mmshift" and better(one, one.adjusted, False) == "undecided"
+    assert one.p_requested == one.p <= 0.05 < one.adjusted
+    assert better(one, one.p_requested, False) == "mmshift" and better(one, one.adjusted, False) == "undecided"
     said = as_markdown(tables_of_scores([part], compare=True))
     assert "1 comparisons here; the whole table has 15 at 64." in said
     assert "not in the whole table: keydiff and mmshift at 64." in said
@@ -67,7 +67,7 @@ def test_p_values_of_what_was_asked_for_are_holms_over_the_pairs_with_that_line(
     ]
     for budget in ("64", "128"):
         own = sorted((one for one in found if one.budget == budget), key=lambda one: one.p)
-        assert [one.asked for one in own] == [min(1, 2 * own[0].p), max(2 * own[0].p, own[1].p)]
+        assert [one.p_requested for one in own] == [min(1, 2 * own[0].p), max(2 * own[0].p, own[1].p)]
         assert all(one.difference > 0 for one in own), "mmshift's score minus the other's"
     with_full = comparisons(select_lines([table()], ["full"], None, "mmshift")[0], "mmshift")
     assert {one.adjusted for one in with_full} == {None} and better(with_full[0], None, False) == "no rivals"
