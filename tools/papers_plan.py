@@ -92,7 +92,7 @@ class PlanDevice:
 def loads(layouts: Iterable[TableLayout], device: PlanDevice) -> list[PlannedPrefills]:
     """Plan the cells of tables; a cell in several tables counts once, and diagnostics are left out."""
     groups: dict[tuple[object, ...], set[Address]] = {}
-    for one in (one for layout in layouts for one in layout.needed if one.runs and has_numbers(one.metric)):
+    for one in (one for layout in layouts for one in layout.needed_addresses if one.runs and has_numbers(one.metric)):
         for cell in _cells(one):
             lengths = (cell.max_new_tokens, cell.cut_prompt, cell.frames, cell.length, cell.new_tokens, cell.batch)
             groups.setdefault((cell.model, cell.dataset, *lengths), set()).add(cell)
@@ -201,7 +201,7 @@ def _printed_prompts() -> dict[tuple[str, str | int | None], int]:
     prompts: dict[tuple[str, str | int | None], int] = {}
     for layout in map(load, table_ids()):
         values = of_table(layout.id)
-        frames = {one.frames for one in layout.needed if one.frames is not None}
+        frames = {one.frames for one in layout.needed_addresses if one.frames is not None}
         for at in (cell.address for cell in layout.cells):
             printed = values.get(at.printed)
             if at.metric == TOKENS and printed is not None and printed.number is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.papers import non_score_metrics
-from mmkv_bench.papers.non_score_metrics import PLANNED_COLUMNS, planned_lines
+from mmkv_bench.papers.non_score_metrics import PLANNED_COLUMNS, planned_rows
 
 
 def lines_of(setting: str, document: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -50,7 +50,7 @@ def main() -> None:
     """Read the plan from the standard input and write the file."""
     setting = sys.argv[1]
     document = json.loads(sys.stdin.read().strip().splitlines()[-1])
-    others = [line for line in planned_lines() if line["setting"] != setting]
+    others = [line for line in planned_rows() if line["setting"] != setting]
     non_score_metrics.PEAKS.parent.mkdir(parents=True, exist_ok=True)
     with non_score_metrics.PEAKS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, PLANNED_COLUMNS, lineterminator="\n")

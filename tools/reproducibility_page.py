@@ -36,13 +36,13 @@ from mmkv_bench.papers.margins import (
     ROUNDING,
     UNDECIDED,
     margin,
-    of_seeds,
+    seed_half_width,
     versions,
 )
 from mmkv_bench.papers.measurement import WHOLE, State, incomparable
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
 from mmkv_bench.tables.formats import aligned
-from mmkv_bench.tables.table import signed
+from mmkv_bench.tables.table import verdict_text
 from tools import papers_plan
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproducibility.md"
@@ -180,7 +180,7 @@ def _claims(tables: Sequence[FilledTable]) -> tuple[str, str]:
         quote = f"... {' '.join(claim.quote.replace('|', ' ').split())} ..."
         states = f"{claim.how} {claim.number:g}".removeprefix("ambiguous ")
         ours_text = "-" if one.ours is None else f"{one.ours:.4g}"
-        lines.append([PAPERS[claim.paper], quote, states, ours_text, signed(one.word), claim.table])
+        lines.append([PAPERS[claim.paper], quote, states, ours_text, verdict_text(one.word), claim.table])
         ambiguous += [f"- {quote}: {claim.why}."] if claim.why else []
     return aligned(["paper", "sentence", "states", "ours", "word", "table"], lines), "\n".join(ambiguous)
 
@@ -309,7 +309,7 @@ def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
         return ClaimResult(claim, NOT_TESTED)
     if len({id(one) for one in cells}) > 1 and incomparable(cells[0].measured, cells[-1].measured):
         return ClaimResult(claim, NOT_TESTED)
-    spreads = [(one.measured.number, of_seeds(one.measured.seeds)) for one in cells]
+    spreads = [(one.measured.number, seed_half_width(one.measured.seeds)) for one in cells]
     ends = [(number - spread, number + spread) for number, spread in spreads]
     ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))
     every = [_OPERATIONS[claim.by](a, b) for a in ends[0] for b in ends[-1]]

@@ -150,7 +150,7 @@ def _length(request: PlotRequest) -> Figure:
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_figures import length_figure
-    from mmkv_bench.tables.costs import cost_tables, needed, set_limits
+    from mmkv_bench.tables.costs import cost_tables, roofline_inputs, set_limits
 
     costs = _costs(request, ["tpot_s"])
     if len(costs) > 1:
@@ -159,7 +159,7 @@ def _length(request: PlotRequest) -> Figure:
     rows = request.rows
     tables = [
         table
-        for table in cost_tables(rows, (), beside=[*costs, *needed(costs)])
+        for table in cost_tables(rows, (), beside=[*costs, *roofline_inputs(costs)])
         if (request.protocol or ["paper"])[0] == table.context["protocol"]
         and table.axis in _axes(request, table.axis)
         and (request.dataset is None or table.context["dataset"] in request.dataset)
@@ -182,9 +182,9 @@ def _front(request: PlotRequest) -> tuple[Figure, list[str]]:
 
 
 def _costs(request: PlotRequest, usual: Sequence[str]) -> list[Cost]:
-    from mmkv_bench.tables.cost_rows import divided, refuse_unknown
+    from mmkv_bench.tables.cost_rows import refuse_unknown, split_costs
 
-    names, costs = divided(request.cost or usual)
+    names, costs = split_costs(request.cost or usual)
     refuse_unknown(names, ())
     return costs
 
@@ -201,7 +201,7 @@ def _numbers(request: PlotRequest) -> list[str]:
 def _score_tables(request: PlotRequest) -> list[ScoreTable]:
     """Return the selected score tables, one per dataset. Raises ConfigError: several tables of a dataset, or none."""
     from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.compare import narrowed
+    from mmkv_bench.tables.compare import select_lines
     from mmkv_bench.tables.stored_rows import load
 
     tables = build(
@@ -213,7 +213,7 @@ def _score_tables(request: PlotRequest) -> list[ScoreTable]:
     )
     tables = [table for table in tables if table.budgets and table.axis in _axes(request, table.axis)]
     if request.methods or _numbers(request):
-        tables = [table for table in narrowed(tables, request.methods, _numbers(request) or None) if table.budgets]
+        tables = [table for table in select_lines(tables, request.methods, _numbers(request) or None) if table.budgets]
     for dataset in dict.fromkeys(table.dataset for table in tables):
         alternatives = [table for table in tables if table.dataset == dataset]
         if len(alternatives) > 1:

@@ -1,7 +1,6 @@
-"""Addresses of numbers: model, data, metric, method with all its parameters, budget and conditions.
+"""Addresses of numbers: model, data, metric, method with all parameters, budget and conditions.
 
-Two numbers with the same address are comparable, even under different labels. The file of a method and its reading give defaults
-to all its parameters, so a changed default changes the address.
+Numbers with the same address are comparable, whatever their labels in the papers.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from mmkv_bench.protocols import NAMES as PROTOCOLS
 
 NONE, ENTRIES, FRACTION = "none", "entries", "fraction"
 SYNTHETIC = ("made_up_text", "made_up_image", "made_up_video")
-"""Data sets of `scenario=efficiency`: made-up prompts of a given length."""
+"""Data sets of timed passes (`scenario=efficiency`): made-up prompts of a given length."""
 STAND_IN = "tiny"
-"""The embedded model. Its numbers replace those of other models in stand-ins, and are no evidence for a printed number."""
+"""The embedded model, which fills stand-ins and is no evidence for a printed number."""
 MEAN = "mean"
-"""Metric of an address whose number is a mean over several others."""
+"""Metric of an address whose number is a mean."""
 _SIZE_SUFFIXES = ("small", "large")
 _options, _file = cache(options), cache(read)
 _CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "samples", "length", "new_tokens", "batch")
@@ -38,9 +37,9 @@ KEYS = (
 )
 """Allowed keys of an address."""
 CALIBRATED = ("samples", "data", "instruction")
-"""Keys that distinguish two calibrations."""
+"""Keys of a calibration's source."""
 BESIDE_PARAMETERS = ("calibration", "reads_answer", "over_budget")
-"""Keys in the rows' parameters that are not settings: the calibration file, and marks."""
+"""Keys in the rows' `parameters` that are no settings of the method."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class MethodSettings:
     """A method with its settings.
 
     Attributes:
-        name: name of its file in conf/method.
-        settings: settings that differ from the defaults, as sorted JSON.
-        calibration: source of its calibration, as sorted JSON of `CALIBRATED`; "" for the model's default one (`auto`).
+        name: name of the file in conf/method.
+        settings: settings that differ from the defaults in the file, as sorted JSON.
+        calibration: source of the calibration, as sorted JSON with keys of `CALIBRATED`; "" if no source is given.
     """
 
     name: str
@@ -59,12 +58,15 @@ class MethodSettings:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any] | None = None, calibration: Any = None) -> MethodSettings:
-        """Return the method `name` with the settings that differ from the defaults in its file.
+        """Return a method with its settings.
 
-        calibration: source of its calibration: "auto", null, or a mapping with keys of `CALIBRATED`.
+        Args:
+            name: name of the file in conf/method.
+            settings: parameter -> value.
+            calibration: "auto", None, or the source: a mapping with keys of `CALIBRATED`.
 
         Raises:
-            ConfigError: no such method, a parameter that the method does not have, or an incomplete calibration.
+            ConfigError: no such method, no such parameter, or an incomplete source.
         """
         defaults, settings = flat_parameters(_file(name)), dict(settings or {})
         if calibration == "auto" and defaults.get("calibration") != "auto":
@@ -83,64 +85,61 @@ class MethodSettings:
                 f"{name}: calibration={calibration} is not allowed; use auto, or a mapping with samples "
                 "and data (instruction is optional)"
             )
-        return cls(name, _sorted(changed), _sorted(calibration_source) if calibration_source else "")
+        return cls(name, _sorted_json(changed), _sorted_json(calibration_source) if calibration_source else "")
 
     @property
     def changed(self) -> dict[str, Any]:
-        """Settings that differ from the defaults: name -> value."""
+        """Parameter -> value, for settings that differ from the defaults."""
         return dict(json.loads(self.settings))
 
     def setting(self, key: str) -> Any:
-        """Return the value of one parameter of the method, the default if it was not changed."""
+        """Return the value of the parameter `key`."""
         return self.changed.get(key, flat_parameters(_file(self.name))[key])
 
     @property
     def calibrated(self) -> dict[str, Any]:
-        """Source of the calibration (data, samples, instruction); empty if none was given."""
+        """Source of the calibration, with keys of `CALIBRATED`; empty if no source is given."""
         return dict(json.loads(self.calibration)) if self.calibration else {}
 
     @property
     def base(self) -> str:
-        """Name of the base method, as result rows contain it."""
+        """Name of the base method, as in column `base` of the rows."""
         return str(_file(self.name)["base"])
 
     @property
     def unbudgeted(self) -> bool:
-        """True if the method keeps every entry and so takes no budget."""
+        """True if the method keeps every entry, so that it has no budget."""
         allocator = _file(self.name).get("allocator")
         keeps_all = isinstance(allocator, Mapping) and ".keep_all." in str(allocator.get("_target_"))
         return self.base == "full" or keeps_all
 
     def parameters(self, reading: str) -> str:
-        """Return the parameters that differ from the base method's defaults, as sorted JSON.
-
-        reading: `paper` or `released`, the version of the method's rules.
-        """
-        return "{}" if self.base == "full" else _resolved(self, reading)
+        """Return the parameters that differ from the base method's defaults, as sorted JSON. reading: `paper` or `released`."""
+        return "{}" if self.base == "full" else _resolved_parameters(self, reading)
 
     def version(self, reading: str) -> int:
-        """Return the number of this method's version in the installed code; rows store it as `method_version` (null: 1).
+        """Return the version of the method's installed code, as in column `method_version` of the rows.
 
-        reading: `paper` or `released`, the version of the method's rules.
+        reading: `paper` or `released`.
         """
         return _version(self, reading)
 
     def __str__(self) -> str:
-        setting_texts = [f"{key}={_plain(value)}" for key, value in self.changed.items()]
+        setting_texts = [f"{key}={_value_text(value)}" for key, value in self.changed.items()]
         setting_texts += [f"{key}={value}" for key, value in self.calibrated.items()]
         return f"{self.name}({', '.join(setting_texts)})" if setting_texts else self.name
 
 
 @dataclass(frozen=True)
 class Address:
-    """Everything that determines one number of a paper's table: what was measured, with which method and settings.
+    """Everything that determines a number of a paper's table.
 
     Attributes:
         metric: name of the metric; `mean` for a mean over several addresses.
-        minus: the method whose number is subtracted.
+        minus: method whose number is subtracted; None: no difference.
         max_new_tokens, cut_prompt, frames: None if the data set's settings apply.
-        samples: None if all samples of the data set are asked.
-        length, new_tokens, batch: shape of timed passes.
+        samples: number of samples; None: all samples of the data set.
+        length, new_tokens, batch: prompt length, answer length [tokens] and batch of timed passes.
     """
 
     model: str
@@ -163,13 +162,13 @@ class Address:
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """The fields that a paper's table also contains, as texts. Table cells and printed numbers are matched by these."""
+        """The fields that papers state, as texts. Table cells and printed numbers are matched by these."""
         texts = (self.model, self.dataset, self.metric, str(self.method), str(self.minus or ""), self.budget_kind)
         return *texts, self.budget, *(str(n or "") for n in (self.length, self.new_tokens, self.batch))
 
     @property
     def runs(self) -> bool:
-        """True unless the model cannot be run, which `config/unavailable.yaml` records."""
+        """True unless `config/unavailable.yaml` says that the model cannot be run."""
         return self.model not in UNAVAILABLE
 
     def __str__(self) -> str:
@@ -179,10 +178,10 @@ class Address:
 
 
 def address(parts: Mapping[str, Any]) -> Address:
-    """Return the `Address` of a number from a mapping with keys of `KEYS`, as in the files of table layouts.
+    """Return the address with the given keys of `KEYS`, as the files of table layouts have them.
 
     Raises:
-        ConfigError: a key is missing or unknown, or names something that does not exist.
+        ConfigError: a key is missing or unknown, or a value does not exist.
     """
     for key in parts:
         if key not in KEYS:
@@ -192,7 +191,7 @@ def address(parts: Mapping[str, Any]) -> Address:
         parts = {**parts, "dataset": parts.pop("group"), "metric": MEAN}
     missing = [key for key in ("model", "method", "dataset", "metric") if key not in parts]
     if missing:
-        raise ConfigError(f"an address needs {', '.join(missing)}; this one has {_listed(parts)}")
+        raise ConfigError(f"an address needs {', '.join(missing)}; this one has {_keys_text(parts)}")
     minuend_and_subtrahend = [node for node in (parts, parts.get("minus")) if node is not None]
     methods = [
         MethodSettings.of(node["method"], node.get("with"), node.get("calibration")) for node in minuend_and_subtrahend
@@ -222,15 +221,15 @@ def address(parts: Mapping[str, Any]) -> Address:
 
 
 def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (kind, text) of a budget. A whole number means entries per KV head, any other number the fraction kept.
+    """Return (kind, text) of a budget.
 
-    value: the budget. parts: the address's keys, for the message.
+    value: int (entries per KV head), or another number (fraction of the entries kept). parts: keys of the address, for messages.
 
     Raises:
-        ConfigError: there is no budget, or it is neither entries nor a fraction.
+        ConfigError: `value` is None, no number, or a fraction outside (0, 1].
     """
     if isinstance(value, bool) or value is None:
-        raise ConfigError(f"an address needs a budget; this one has {_listed(parts)}")
+        raise ConfigError(f"an address needs a budget; this one has {_keys_text(parts)}")
     if isinstance(value, int):
         return ENTRIES, str(value)
     try:
@@ -244,28 +243,27 @@ def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
 
 @cache
 def canonical(base: str, parameters: str) -> str:
-    """Return the parameters (JSON) of a row that differ from the defaults of the method `base`, as sorted JSON.
+    """Return a row's parameters without `BESIDE_PARAMETERS` and without defaults of the method `base`, as sorted JSON.
 
-    A parameter that an old row lacks counts as default. Items that are no parameters of the method, such as checksums of
-    calibrations, are left out.
+    parameters: JSON.
     """
     settings = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
     if base in _options("method"):
         configuration = _file(base)
         defaults = flat_parameters(under_reading(base, configuration, READINGS[0], configuration))
         settings = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
-    return _sorted(settings)
+    return _sorted_json(settings)
 
 
 def file_of(dataset: str) -> str:
-    """Return the name of a data set's file in conf/dataset. Rows append the size to the names of pages: `pages_walk_small`."""
+    """Return the file in conf/dataset of a row's data set, whose name may have a page size behind it: `pages_walk_small`."""
     name, _, size = dataset.rpartition("_")
     return name if size in _SIZE_SUFFIXES and name in _options("dataset") else dataset
 
 
 @cache
 def samples_of(dataset: str) -> int:
-    """Return the number of samples in a data set's file; 0 if the file has none or only an approximate number."""
+    """Return the number of samples that a data set's file states; 0 without one, or for a text such as "about 500"."""
     stated_size = (content("dataset", dataset).get("about") or {}).get("samples")
     leading_number = re.match(r"\d[\d,]*", str(stated_size))
     return int(leading_number[0].replace(",", "")) if leading_number else 0
@@ -283,7 +281,6 @@ def members(group: str) -> list[tuple[str, str]]:
 
 
 def is_group(dataset: str) -> bool:
-    """Return True if `dataset` is the name of a benchmark's group."""
     return dataset in _groups()
 
 
@@ -299,10 +296,10 @@ def _groups() -> dict[str, list[tuple[str, str]]]:
 
 
 @cache
-def _resolved(settings: MethodSettings, reading: str) -> str:
+def _resolved_parameters(settings: MethodSettings, reading: str) -> str:
     defaults = _file(settings.name)
     resolved = under_reading(settings.name, {**defaults, **settings.changed}, reading, defaults)
-    return canonical(str(defaults["base"]), _sorted(flat_parameters(resolved)))
+    return canonical(str(defaults["base"]), _sorted_json(flat_parameters(resolved)))
 
 
 @cache
@@ -310,13 +307,13 @@ def _version(settings: MethodSettings, reading: str) -> int:
     return method(settings.name, reading=reading, **settings.changed).version
 
 
-def _sorted(value: Mapping[str, Any]) -> str:
+def _sorted_json(value: Mapping[str, Any]) -> str:
     return json.dumps(dict(value), sort_keys=True)
 
 
-def _plain(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _listed(parts: Mapping[str, Any]) -> str:
+def _keys_text(parts: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in parts.items()) or "nothing is given"

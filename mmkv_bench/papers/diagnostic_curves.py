@@ -1,8 +1,7 @@
-"""Curves of `mmkv-bench diagnose` for figures: the measurement at an address, and its numbers by layer.
+"""Numbers of the papers' figures from `mmkv-bench diagnose`: one per layer, and the mean over layers.
 
-A diagnostic has a curve for each sample, layer and, for some, head. `non_score_metrics.DIAGNOSTICS` says at which point or over
-which stretch of the curve a layer's number is taken. A cell shows the mean over layers, its interval over samples, and the
-layers.
+A diagnostic has a curve for each sample, layer and sometimes head. `non_score_metrics.DIAGNOSTICS` says which values of the curve
+are added up to a layer's number.
 """
 
 from __future__ import annotations
@@ -26,25 +25,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 REAL = ("hub", "folder")
-"""Kinds of weights whose diagnostics are evidence."""
+"""Sources of weights whose diagnostics are evidence."""
 _MODEL = ("model_fingerprint", "dtype", "dataset_fingerprint", "versions")
-_EPSILON = 1e-9  # points of a curve that are closer than this are equal
+_EPSILON = 1e-9  # values x of a curve that are closer than this are equal
 
 
 @dataclass(frozen=True)
 class DiagnosticEvidence:
-    """The stored diagnostics that may be compared with papers. measurements: one row per measurement, with its settings."""
+    """Stored diagnostics that may be compared with papers. measurements: one row per measurement, with parsed `settings`."""
 
     evidence: Evidence
     measurements: pd.DataFrame
 
     @classmethod
     def of(cls, evidence: Evidence) -> DiagnosticEvidence:
-        """Select the stored diagnostics (`mmkv-bench diagnose`) of real weights and data.
-
-        If the evidence is for a stand-in table, which the embedded model fills, those of the embedded model are selected
-        instead.
-        """
+        """Select the diagnostics of real weights and data, or of the embedded model if the evidence is for stand-ins."""
         if not len(evidence.diagnostics):
             return cls(evidence, evidence.diagnostics)
         table = evidence.diagnostics.drop_duplicates("measurement").set_index("measurement")
@@ -53,16 +48,17 @@ class DiagnosticEvidence:
         has_pretrained_weights &= table["model"] == STAND_IN if evidence.stand_in else table["model"] != STAND_IN
         return cls(evidence, table[has_pretrained_weights & ~table["dataset"].str.endswith(FIXTURE)])
 
-    def measured(self, address: Address, whole: int) -> Measurement:
-        """Return the measured diagnostic for `address`: its curves with one value per layer, and the mean over layers.
+    def measure(self, address: Address, whole: int) -> Measurement:
+        """Return the diagnostic at `address`. Its `value` is the mean over layers of the first line of `curves`.
 
-        whole: number of samples of the whole data set; with fewer, the measurement is marked as a part.
+        whole: number of samples of the data set, 0: unknown. With fewer samples than `address.samples`, or than `whole` if
+            that is None, the state is `part`.
         """
         diagnostic, table = DIAGNOSTICS[address.metric], self.measurements
         if not len(table):
             return Measurement(State.NOT_RUN)
-        table = table[[_belongs(row, diagnostic, address) for row in table.to_dict("records")]]
-        table, mismatches = _under_conditions(table, address)
+        table = table[[_matches(row, diagnostic, address) for row in table.to_dict("records")]]
+        table, mismatches = _select_conditions(table, address)
         if not self.evidence.stand_in:
             for settings, dtype in zip(table["settings"], table["dtype"], strict=True):
                 facts = {name: settings.get(name) for name in ("weights", "attention")}
@@ -95,8 +91,8 @@ class DiagnosticEvidence:
         return dict(iter(rows.groupby("measurement", sort=False)))
 
 
-def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -> bool:
-    """Return True if a stored measurement has the analysis, model, data and method of `address`. row: the measurement."""
+def _matches(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -> bool:
+    """Return True if a row of `measurements` has the analysis, model, data and method of `address`."""
     if (row["name"], row["model"], row["dataset"]) != (diagnostic.name, address.model, address.dataset):
         return False
     method = row["settings"].get("method")
@@ -112,10 +108,10 @@ def _belongs(row: Mapping[str, Any], diagnostic: Diagnostic, address: Address) -
     return parameters == address.method.parameters(address.reading)
 
 
-def _under_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return (measurements, differences): the rows of `table` with the answer length and number of frames of `address`.
+def _select_conditions(table: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return (rows of `table` with the answer length and number of frames of `address`, mismatches).
 
-    If there are none, all rows are returned, with texts on how they differ; otherwise the second item is empty.
+    If no row has a required value, all rows are returned, with a text on the mismatch.
     """
     mismatches = []
     for name, wanted, values in (
@@ -143,11 +139,7 @@ def _differences(table: pd.DataFrame) -> str:
 
 
 def _curve(rows: pd.DataFrame, diagnostic: Diagnostic, line: tuple[str, str, str], address: Address) -> Curve | None:
-    """Return one line of a figure: its value per layer, and the mean over layers with an interval over samples.
-
-    Heads are averaged. line: (label, quantity, part) as in `Diagnostic.lines`. The result is None if the rows have no such
-    values.
-    """
+    """Return a line of a figure, averaged over heads; None if the rows have no such values. line: of `Diagnostic.lines`."""
     label, quantity, part = line
     points = rows[(rows["quantity"] == quantity) & ((rows["part"] == part) | (part == "*"))]
     stretch = diagnostic.stretch(address)

@@ -1,13 +1,11 @@
-"""Evidence: cells of result rows, matched to addresses by their parameters, never by a display name.
+"""Evidence for the papers' numbers: rows of the table `cells` of several stores, matched to addresses by parameters.
 
-Several stores, from several machines, are read as one. Of several runs of an address, the one with the fewest mismatches counts,
-then the newest version of the method, then the fullest run, then the newest; scores never choose. Rows of random weights, of the
-embedded model and of fixture data are no evidence and match no address. Times and bytes of made-up prompts do not depend on
-weights and do count. Stand-ins are filled only from rows of the embedded model.
+A row is a stored setting ("cell"): one model, dataset, method, budget, protocol and seed. Rows of the embedded model, of fixture
+data and of random weights are no evidence; random weights do give times and bytes of made-up prompts, which do not depend on
+weights. Only rows of the embedded model fill stand-ins.
 
-Before a number is compared with a printed one, its rows must share the required facts of the address. These facts come from the
-address and from the files of `conf` (model, dataset), never from other rows. Facts that neither a paper nor a file states, such
-as the commit of the weights, are marked. Numbers that are compared with each other must share these facts too.
+A number is compared with a printed one only if its rows have the facts (such as dtype) that the address and the files of `conf`
+require. Facts that neither a paper nor a file states, such as the commit of the weights, are reported as unstated.
 """
 
 from __future__ import annotations
@@ -40,15 +38,16 @@ _MAY_DIFFER = (
     *(name for name in CONTEXT if name not in ("model", "dataset", "protocol")),
     *("method_version", "model_revision", "weights", "git_dirty", "device"),
 )
-"""Columns in which two cells at one address may differ."""
+"""Columns in which two rows of one address may differ."""
 _SHOWN_LETTERS = 48  # printed characters of a difference
 
 
 class RunFacts(NamedTuple):
-    """Facts that all rows of one run share; a run is one measurement of one number, with all its seeds.
+    """Facts that the rows of one run share. A run is one measurement of a number, with all seeds.
 
-    mismatches: facts that contradict the paper. shared: facts that a compared number must share. version: version of the
-    method. libraries: versions of torch and transformers."""
+    mismatches: texts on facts that contradict the paper. shared: facts that compared numbers must share. version: version of
+    the method's code. libraries: versions of torch and transformers.
+    """
 
     mismatches: tuple[str, ...]
     shared: Shared
@@ -58,11 +57,11 @@ class RunFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Stored cells whose numbers may be compared with papers, from several stores.
+    """Rows from several stores whose numbers may be compared with papers.
 
     roots: folders of the stores. cells: rows of the table `cells`, with the column `store`, a position in `roots`.
-    refused: number of stored cells that were left out, such as cells with random weights or made-up data.
-    stand_in: the cells are those of the embedded model, to fill stand-in tables; no paper is compared.
+    refused: number of rows that are no evidence.
+    stand_in: True if the rows are those of the embedded model, which fill stand-ins.
     """
 
     roots: tuple[Path, ...]
@@ -72,10 +71,7 @@ class Evidence:
 
     @classmethod
     def of(cls, roots: Sequence[Path], stand_in: bool = False) -> Evidence:
-        """Read the stored cells (each one method, budget and dataset) below `roots`. Each folder is a store or contains
-        stores.
-
-        stand_in: read the cells of the embedded model, to fill stand-in tables, and no others.
+        """Read the evidence in `roots`, which are stores or contain stores. stand_in: as in the class.
 
         Raises:
             ConfigError: a folder does not exist or has no rows.
@@ -96,7 +92,7 @@ class Evidence:
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """Rows of `mmkv-bench diagnose` in all stores, with the number of their store; copies in several stores count once."""
+        """Rows of `diagnostics` in all stores without copies, with the column `store`."""
         import pandas as pd
 
         from mmkv_bench.store.store import Store
@@ -110,14 +106,14 @@ class Evidence:
         return rows.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
     def match(self, wanted: Address, like: Shared | None = None) -> Measurement:
-        """Return the rows from which the number `wanted` is computed, as a measurement without value.
+        """Return a measurement without value, with the rows from which the number `wanted` is computed.
 
-        If several runs measured the number, one is chosen (`_rank`). The state of the result is:
+        If several runs measured the number, `_rank` chooses one. The state of the result is:
         - `measured`, or `part` if a required seed has no row;
         - `ambiguous` if the chosen run has several rows of one seed;
         - `not run` if there are no such rows.
 
-        like: facts (such as dtype or weights) that the rows must have exactly; None: any.
+        like: facts that the rows must have, an item of `Measurement.shared`; None: any rows.
         """
         rows = self.candidates(wanted)
         if not len(rows):
@@ -164,10 +160,7 @@ class Evidence:
         )
 
     def candidates(self, wanted: Address) -> np.ndarray:
-        """Return the positions of all rows with the model, data, method, protocol and budget of `wanted`, int [n].
-
-        Rows whose other conditions contradict the paper's are included.
-        """
+        """Return the positions of all rows with the model, data, method, protocol and budget of `wanted`, int [n]."""
         base, reading = wanted.method.base, wanted.reading
         method = base, wanted.method.parameters(reading), "" if base == "full" else reading
         key = (wanted.model, wanted.dataset, *method, wanted.protocol, wanted.budget_kind, wanted.budget)
@@ -175,9 +168,10 @@ class Evidence:
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
-        """Return the sort key of one run of the number `wanted`; the run with the greatest key is used.
+        """Return the sort key of a run of the number `wanted`. The run with the greatest key is used: the run with the fewest
+        mismatches, then the newest version of the method, then the most answers, then the newest run. Scores never choose.
 
-        key: facts of the run. rows: positions of its rows.
+        key: facts of the run. rows: positions of the run's rows.
         """
         size = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
         answers_of_store: dict[str, float] = {}
@@ -188,29 +182,29 @@ class Evidence:
         return -len(key.mismatches), key.version, sum(answers_of_store.values()), newest_time
 
     def cell(self, row: int) -> tuple[int, str]:
-        """Return (number of the store, hash) of the cell (one method, budget and dataset) in a row."""
+        """Return (position of the store in `roots`, hash) of the row at position `row`."""
         return int(self.cells["store"].iloc[row]), str(self.cells["cell"].iloc[row])
 
     def source(self, row: int) -> str:
-        """Return the rows folder and the hash of the cell in a row: the arguments of `mmkv-bench show`."""
+        """Return the arguments of `mmkv-bench show` for a row: rows folder and hash."""
         store, name = self.cell(row)
         return f"{self.folder(store)} {name}"
 
     def folder(self, store: int) -> Path:
-        """Return the rows folder of a store, relative to the working folder if it lies below that."""
+        """Return the folder of a store, relative to the working folder if it lies below that."""
         root = self.roots[store].resolve()
         return root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root
 
     def versions(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
-        """Return column of versions -> its distinct values in `rows`, such as torch -> ("2.6.0",)."""
+        """Return column of versions -> distinct values in `rows`, such as torch -> ("2.6.0",)."""
         cells = self.cells.iloc[list(rows)]
         return {name: tuple(sorted({str(value) for value in cells[name]})) for name in VERSIONS if name in cells}
 
     def _has_calibration(self, row: int, wanted: Mapping[str, Any]) -> bool:
-        """Return True if a row was made with the calibration (measurements on data that a method reads) of an address.
+        """Return True if a row's method read the required calibration.
 
-        wanted: required source (data, samples, instruction). If it is empty, the row must have no calibration or the model's
-            default one.
+        wanted: source of the calibration (`MethodSettings.calibrated`). If it is empty, the row must have no calibration, or the
+            default calibration of the model.
         """
         calibration_checksums = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
         if not isinstance(calibration_checksums, Mapping):
@@ -229,7 +223,7 @@ class Evidence:
         )
 
     def _differences(self, rows: np.ndarray) -> str:
-        """Return a text on how rows that measured the same number differ, with the names of their stores."""
+        """Return a text on how rows at one address differ, with the folders of the stores."""
         cells = self.cells.iloc[rows]
         parameters = [json.loads(text) for text in cells["parameters"]]
         columns = {name: [str(value) for value in cells[name]] for name in _MAY_DIFFER}
@@ -245,7 +239,7 @@ class Evidence:
 
     @cached_property
     def _by_key(self) -> Mapping[tuple[str, ...], np.ndarray]:
-        """(model, dataset, method, protocol, budget) as texts -> positions of the rows."""
+        """Key of `candidates` -> positions of the rows."""
         rows_by_key: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, cell in enumerate(self._records):
             fraction, entries = cell["budget_fraction"], cell["budget_entries"]
@@ -273,7 +267,7 @@ class Evidence:
 
     @cached_property
     def _answers(self) -> list[Mapping[str, int]]:
-        """One mapping per store: hash of a cell (one method, budget and dataset) -> upper bound of its number of answers."""
+        """One mapping per store: hash -> upper bound of the number of answers."""
         from mmkv_bench.store.store import Store
 
         return [Store(root).counts("responses") for root in self.roots]
@@ -290,10 +284,7 @@ def _stores(root: Path) -> list[Path]:
 
 
 def _stand_ins(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells (each one method, budget and dataset) that are never compared with a paper.
-
-    These have fixture data, the embedded model, or random weights (unless only times are measured).
-    """
+    """Mask the rows that are no evidence: of fixture data, the embedded model, or random weights (unless of timed passes)."""
     weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
     paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
     uses_embedded_model = cells["config"].map(
@@ -307,24 +298,24 @@ def _stand_ins(cells: pd.DataFrame) -> pd.Series:
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
 CONDITIONS = ("max_new_tokens", "cut_prompt", "frames")
-"""Conditions that a table may set."""
+"""Facts that a table may require."""
 OF_DIAGNOSTICS = ("weights", "dtype", "attention", "min_pixels", "max_pixels", "video_max_pixels")
-"""Facts that rows of `diagnose` state."""
+"""Facts that diagnostics state."""
 CHANGED = "changed since its commit"
 PROMPTS = "prompt_tokens"
-"""Metric that is independent of the answers' length."""
+"""Metric that does not depend on the length of the answers."""
 _LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "max_prompt_tokens", "layers", "frames")
 _DATA_KEYS = ("task", "split", "include_path", "placeholders", "cluster_key")
 _TIMING_KEYS = ("profiles", "memory_limit")
 _UNSHARED_FACTS = ("method version", "code", "weights")
-"""Facts in which compared numbers may differ (the fingerprint identifies the weights)."""
+"""Facts in which compared numbers may differ; another fact, the fingerprint, identifies the weights."""
 _LONGEST_FACT = 60  # printed characters of a value
 
 
 def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts (such as weights, dtype, pixel limits) of a row of `cells`, by name; None for an unrecorded fact.
+    """Return name -> value of the facts (such as weights, dtype, pixel limits) of a row of `cells`; None if unrecorded.
 
-    row: columns of the cell, null as None.
+    row: column -> value, None for null.
     """
     config = config_of(row["config"])
     model, data = config.get("model") or {}, (config.get("datasets") or {}).get(row["dataset"]) or {}
@@ -346,11 +337,9 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that rows must have to measure the number `address`: name -> value.
+    """Return name -> value of the facts that rows must have to measure the number at `address`.
 
-    They come from the address, the files of `conf`, or a rule.
-
-    actual: the facts of the row; its commit determines the fingerprint that its weights must have.
+    actual: facts of the row. Its commit determines the required fingerprint of the weights.
     """
     model, data = _file("model", address.model), _file("dataset", file_of(address.dataset))
     is_timed = address.dataset in SYNTHETIC
@@ -381,7 +370,7 @@ def required_facts(address: Address, actual: Mapping[str, Any]) -> dict[str, Any
 
 
 def requirements(address: Address) -> str:
-    """Return a text that lists the facts which rows must have to be compared with the paper's number at `address`."""
+    """Return a text on the facts that rows must have to be compared with the paper's number at `address`."""
     all_requirements = required_facts(address, {"weights": HUB, "commit": None})
     requirement_texts = [
         f"{name} {_text(value)}"
@@ -392,9 +381,9 @@ def requirements(address: Address) -> str:
 
 
 def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return texts on the facts of a row that differ from the required ones, such as `max_pixels 50176, the table has none`.
+    """Return texts on the facts that differ from the required ones, such as `max_pixels 50176, the table has none`.
 
-    actual: facts of the row. only: names of the facts to check; None: all.
+    actual: facts of a row. only: names of the facts to check; None: all.
     """
     required = required_facts(address, actual).items()
     contradicted_facts = {
@@ -406,7 +395,7 @@ def contradictions(address: Address, actual: Mapping[str, Any], only: Sequence[s
 
 
 def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return texts on the facts of a row that are given neither by the paper nor by a file of `conf`."""
+    """Return texts on the weights and data of a row, if neither the paper nor a file of `conf` states them."""
     required, unstated_texts = required_facts(address, actual), []
     if "commit" not in required and actual["weights"] != RANDOM:
         unstated_texts.append(f"weights {actual['path']} at {_text(actual['commit'])}")
@@ -416,9 +405,9 @@ def unstated_facts(address: Address, actual: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that timed passes with random weights must share: the model's shape, and its processor.
+    """Return the facts that timed passes with random weights must share: the model's shape and processor.
 
-    The number of positions is left out, because it may be raised for longer prompts.
+    The number of positions is left out, because runs may raise it for longer prompts.
     """
     shape = json.loads(json.dumps(model.get("shape") or {}))
     (shape.get("text_config") or {}).pop("max_position_embeddings", None)

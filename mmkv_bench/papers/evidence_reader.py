@@ -1,6 +1,6 @@
-"""Reader that computes the numbers of the papers' tables (`Address`) from result rows.
+"""Computation of the numbers of the papers' tables (`Address`) from stored rows.
 
-The tables of the stores are read once, and only for the cells that some address needs.
+A "cell" is a stored setting: one model, dataset, method, budget, protocol and seed, named by a hash.
 """
 
 from __future__ import annotations
@@ -21,12 +21,21 @@ from mmkv_bench.papers import margins
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.diagnostic_curves import DiagnosticEvidence
 from mmkv_bench.papers.evidence import Evidence
-from mmkv_bench.papers.measurement import Measurement, Questions, Shared, State, average, differing, joined, subtract
+from mmkv_bench.papers.measurement import (
+    Measurement,
+    Questions,
+    Shared,
+    State,
+    average,
+    differing_facts,
+    subtract,
+    unique_words,
+)
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS, cache_size, missing_input, planned_peak
 from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.cost_rows import ALONE, passes
 from mmkv_bench.tables.metric_rows import headlines
-from mmkv_bench.tables.score_consistency import agreeing
+from mmkv_bench.tables.score_consistency import drop_stale_scores
 from mmkv_bench.tables.scores import Sheet
 from mmkv_bench.tables.stored_rows import SAMPLE_COLUMNS, frame
 
@@ -37,22 +46,22 @@ if TYPE_CHECKING:
 
 
 class EvidenceReader:
-    """Computes the numbers that addresses describe from the evidence. addresses: all that will be asked for."""
+    """Reader of numbers from the evidence. addresses: all addresses that will be measured."""
 
     def __init__(self, evidence: Evidence, addresses: Sequence[Address]) -> None:
         self.evidence = evidence
         self._tables = StoreTables(evidence, {one for address in addresses for one in (address, *_operands(address))})
         self._measurements: dict[tuple[Address, Shared | None], Measurement] = {}
 
-    def measured(
+    def measure(
         self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()
     ) -> Measurement:
-        """Return the measured number at `address`, or a measurement with the reason why there is none.
+        """Return our number at `address`, or the reason why there is none.
 
         Args:
-            address: model, data, metric, method and conditions of the number.
-            parts: for a mean, the addresses whose numbers are averaged.
-            like: facts that the rows must have, one item per part (or one for `address`); None: any rows.
+            address: address of the number.
+            parts: for a mean, addresses of the averaged numbers.
+            like: `Measurement.shared` that the rows must have, one item per part, or one item without parts; (): any rows.
         """
         if parts:
             return average([self._one(*one) for one in zip(parts, like or [None] * len(parts), strict=True)])
@@ -60,14 +69,14 @@ class EvidenceReader:
 
     def _one(self, address: Address, like: Shared | None = None) -> Measurement:
         if (address, like) not in self._measurements:
-            measurement = _without_rows(address, self._number(address, like))
+            measurement = _fill_without_run(address, self._number(address, like))
             if address.minus is not None:
                 measurement = self._difference(address, measurement)
             if measurement.rows and not self.evidence.stand_in:
                 commits = self.evidence.cells.iloc[list(measurement.rows)]["git_commit"].unique()
-                margin_doubts = (margins.unjudged(None if commit != commit else commit) for commit in commits)
+                margin_doubts = (margins.why_unjudged(None if commit != commit else commit) for commit in commits)
                 measurement = replace(
-                    measurement, mismatches=joined(measurement.mismatches, tuple(filter(None, margin_doubts)))
+                    measurement, mismatches=unique_words(measurement.mismatches, tuple(filter(None, margin_doubts)))
                 )
             self._measurements[address, like] = measurement
         return self._measurements[address, like]
@@ -77,7 +86,7 @@ class EvidenceReader:
             missing_reason = UNAVAILABLE[address.model].why.partition(" (")[0].partition(", and ")[0]
             return Measurement(State.CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {missing_reason}")
         if address.metric in DIAGNOSTICS:
-            return self._diagnostics.measured(address, _whole_size(address))
+            return self._diagnostics.measure(address, _whole_size(address))
         match = self.evidence.match(address, like)
         if match.state not in (State.MEASURED, State.PART):
             return match
@@ -86,11 +95,11 @@ class EvidenceReader:
         measurement = replace(read_number(address, match, self._hashes(match)), rows=match.rows)
         if measurement.value is None:
             return measurement
-        excess, remarks = ((), ()) if is_timed or self.evidence.stand_in else self._kept(match)
+        excess, remarks = ((), ()) if is_timed or self.evidence.stand_in else self._excess_and_remarks(match)
         return replace(
             measurement,
-            mismatches=joined(match.mismatches, measurement.mismatches, excess),
-            unstated=joined(match.unstated, remarks),
+            mismatches=unique_words(match.mismatches, measurement.mismatches, excess),
+            unstated=unique_words(match.unstated, remarks),
             passed=match.passed,
             shared=match.shared,
             questions=(Questions() if is_timed else self._questions(address, match),),
@@ -99,10 +108,10 @@ class EvidenceReader:
     def _hashes(self, match: Measurement) -> list[str]:
         return [self.evidence.cell(row)[1] for row in match.rows]
 
-    def _kept(self, match: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return (mismatches, remarks) on the entries that the answers of `match` kept.
+    def _excess_and_remarks(self, match: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return (mismatches, remarks) on answers over the budget, with fallbacks, or with question text before a cut.
 
-        More entries than the budget are a mismatch, unless the paper's formula or code keeps them.
+        Answers over the budget are a mismatch, unless the paper's formula or code keeps more entries.
         """
         counts: Counter[str] = Counter()
         for cell in self._hashes(match):
@@ -138,7 +147,7 @@ class EvidenceReader:
             return replace(
                 waiting_measurement, why="for a judge" if needs_judge else "for its scores: run with stage=score"
             )
-        if scores.n < max(answers):  # a metric for one kind of question has fewer samples, although all are scored
+        if scores.n < max(answers):  # fewer scores than answers: unscored answers, or a metric of one kind of question
             unscored = max(n - self._tables.scored.get(cell, 0) for n, cell in zip(answers, cells, strict=True))
             if unscored > 0:
                 waiting_reason = f"for the scores of {unscored} of {max(answers)} answers"
@@ -198,7 +207,6 @@ class EvidenceReader:
                 [(values, tables[0]["cluster"].astype(str).to_numpy())], address.dataset, share=False
             )
             return Measurement(state, why, float(values.mean()), interval.low, interval.high, n, intended_samples)
-        # `std`: spread over samples of the ratios that layers keep, averaged over layers; `mad`: distance to the profile's ratios
         ratios = _ratios(tables[0])
         if reduction.layers == "std":
             return Measurement(state, why, float(ratios.std(axis=0).mean()), n=len(ratios), of=intended_samples)
@@ -231,11 +239,10 @@ class EvidenceReader:
         return Measurement(State.MEASURED, "", float(np.median(values)), n=len(values), mismatches=mismatches)
 
     def _difference(self, address: Address, minuend: Measurement) -> Measurement:
-        """Return `minuend` minus the number of the method `address.minus`, measured under the same conditions."""
         (base,) = _operands(address)
         subtrahend_number = self._number(base, *minuend.shared)
         if minuend.value is not None and subtrahend_number.state == State.NOT_RUN:
-            names = differing(minuend, self._number(base).shared)
+            names = differing_facts(minuend, self._number(base).shared)
             mismatch_text = f"{address.minus} was run with other {names}" if names else ""
             return replace(subtrahend_number, why=mismatch_text, rows=minuend.rows)
         return subtract(address, minuend, subtrahend_number)
@@ -245,11 +252,10 @@ class EvidenceReader:
         return DiagnosticEvidence.of(self.evidence)
 
 
-def _without_rows(address: Address, one: Measurement) -> Measurement:
-    """Return the number of a measurement that was not run, if it can be computed from shapes or was counted in a dry run.
+def _fill_without_run(address: Address, one: Measurement) -> Measurement:
+    """Give a measurement with the state `not run` and no reason a computed or planned number, or else a reason.
 
-    Otherwise return the measurement with what a run would need as its reason. A number that was run, or has a reason
-    already, is unchanged.
+    Other measurements are returned unchanged.
     """
     if one.state != State.NOT_RUN or one.why:
         return one
@@ -260,16 +266,12 @@ def _without_rows(address: Address, one: Measurement) -> Measurement:
 
 
 def _whole_size(address: Address) -> int:
-    """Return how many samples a complete measurement needs; 0 if this is unknown, or for a stand-in table of the embedded
-    model."""
+    """Return the number of samples of a complete measurement; 0 if unknown, and for the embedded model."""
     return 0 if address.model == STAND_IN else samples_of(address.dataset)
 
 
 def _operands(address: Address) -> tuple[Address, ...]:
-    """Return the addresses of further numbers that the number at `address` is computed from.
-
-    This is the number to subtract, or the layer profile to which a distance is measured. Most numbers need none.
-    """
+    """Return the address of the number to subtract, or of the layer profile for a distance (`mad`); () for other numbers."""
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
@@ -282,7 +284,7 @@ def _completeness(answers: int, of: int, match: Measurement) -> tuple[State, str
 
 
 def _ratios(answers: pd.DataFrame) -> np.ndarray:
-    """Return each layer's kept entries as a share of the prompt's entries, float64 [answers, layers], averaged over heads."""
+    """Return the share of the context's entries that each layer keeps, averaged over heads, float64 [answers, layers]."""
     kept_ratios = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
     return np.array(kept_ratios) / answers["context_tokens"].to_numpy(np.float64)[:, None]
 
@@ -294,9 +296,9 @@ _SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
 
 
 class StoreTables:
-    """Tables of all stores by the hash of a cell, each read once and only for the cells that some number needs.
+    """Tables of all stores, each read once and only for the cells behind some address.
 
-    Scores and prompts of a cell are joined over all its copies. Anything else comes from the first store with the cell.
+    Scores and prompts of a cell are joined over all stores with the cell; other values come from the first of these stores.
     """
 
     def __init__(self, evidence: Evidence, addresses: set[Address]) -> None:
@@ -307,17 +309,13 @@ class StoreTables:
             self._cells.setdefault(evidence.roots[store], []).append(cell)
 
     def sheet(self, cells: Sequence[str], metric: str) -> tuple[Sheet, list[int]] | None:
-        """Return (sheet of all scores, positions of `cells` in it).
-
-        Return None if two stores have different scores of one of these cells, because it is then unknown which are right.
-        """
+        """Return (sheet of all scores, positions of `cells` in the sheet); None if stores contradict each other on a score."""
         if any((cell, metric) in self._contradictions for cell in cells):
             return None
         return self._sheet, [self._sheet.cells.index(cell) for cell in cells]
 
     def _read(self, read: Callable[[Store, list[str]], T]) -> Iterator[T]:
-        """Yield read(store, hashes) for each store, with the hashes of its cells (each one method, budget and dataset) that
-        some number needs."""
+        """Yield read(store, hashes of the needed cells) for each store."""
         from mmkv_bench.store.store import Store
 
         yield from (read(Store(root), cells) for root, cells in self._cells.items())
@@ -327,7 +325,7 @@ class StoreTables:
 
     @cached_property
     def _samples(self) -> pd.DataFrame:
-        """Scores of the needed cells, without stale cells (`agreeing`).
+        """Scores of the needed cells without those of stale cells, and without exact copies.
 
         Raises:
             StoreError: scores, metrics and answers contradict each other.
@@ -335,7 +333,9 @@ class StoreTables:
         import pandas as pd
 
         def read(store: Store, cells: list[str]) -> pd.DataFrame:
-            return frame(agreeing(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells)))
+            return frame(
+                drop_stale_scores(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells))
+            )
 
         tables = [*self._read(read)]
         for name in tables[0].select_dtypes("category") if len(tables) > 1 else ():
@@ -355,15 +355,12 @@ class StoreTables:
 
     @cached_property
     def scored(self) -> Mapping[str, int]:
-        """Hash of a cell (one method, budget and dataset) -> number of its samples with a score of any metric."""
+        """Hash -> number of samples with a score of any metric."""
         return self._samples.groupby("cell", observed=True)["sample_id"].nunique().to_dict()
 
     @cached_property
     def prompts(self) -> Mapping[str, np.ndarray]:
-        """Hash of a cell (one method, budget and dataset) -> sorted digests of (sample id, prompt hash) of its answers.
-
-        Equal digests mean equal questions.
-        """
+        """Hash -> sorted digests of (sample id, prompt hash) of the answers. Equal digests mean equal questions."""
         from pandas.util import hash_pandas_object
 
         columns = ["cell", "sample_id", "prompt_hash"]
@@ -376,7 +373,7 @@ class StoreTables:
 
     @cached_property
     def scorers(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
-        """(cell, metric) -> judge and scorer of its scores, as texts."""
+        """(hash, metric) -> judge and scorer, as texts (`_SCORER`)."""
         columns = ["cell", "metric", *_SCORER]
         return self._first(
             lambda store, cells: {
@@ -387,20 +384,19 @@ class StoreTables:
 
     @cached_property
     def responses(self) -> Mapping[str, pd.DataFrame]:
-        """Hash of a cell (one method, budget and dataset) -> its answers, with the columns from which metrics other than
-        scores are computed."""
+        """Hash -> answers, with the columns of `REDUCTIONS`."""
         columns = ["cell", "sample_id", "cluster", "status", "measured", "context_tokens"]
         columns += dict.fromkeys(one.column for one in REDUCTIONS.values())
         return self._first(lambda store, cells: _by_cell(store.responses(cells, columns).to_pandas()))
 
     @cached_property
     def timings(self) -> Mapping[str, pd.DataFrame]:
-        """Hash of a cell (one method, budget and dataset) -> its timed passes."""
+        """Hash -> timed passes, as `cost_rows.passes` returns them."""
         return self._first(lambda store, cells: _by_cell(passes(store.timings(cells))))
 
     @cached_property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """Hash of a cell (one method, budget and dataset) -> reason -> number of answers.
+        """Hash -> reason -> number of answers.
 
         The reasons are `ANSWERS` (all), `OVER` (kept more than the budget), fallbacks, and question text before a cut.
         """
@@ -414,7 +410,6 @@ def _by_cell(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _counts(answers: pd.DataFrame) -> Counter[str]:
-    """Count the answers of one cell (one method, budget and dataset) by the reasons that `StoreTables.counts` lists."""
     counts = Counter(f"fallback {reason}" for reasons in answers["fallback"].dropna() for reason in reasons)
     counts[ANSWERS] = len(answers)
     counts[OVER] = int((answers["entries_resident"] > answers["entries_asked"]).sum())

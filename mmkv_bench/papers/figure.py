@@ -1,7 +1,4 @@
-"""Figures of filled tables: measured against printed numbers; for a paper's figures also curves, a radar or analyses.
-
-Every panel of a stand-in says that it is one, so that no copy loses this.
-"""
+"""Figures of filled tables: measured against printed numbers, and the papers' figures (curves, radar charts, analyses)."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from mmkv_bench.papers.margins import NOT_COMPARABLE, WORDS
 from mmkv_bench.papers.measurement import State
 from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 from mmkv_bench.tables.figure import Look, band, canvas, legend_below, log2_axis, looks, save, small_print
-from mmkv_bench.tables.table import COLOURS, VERDICTS, signed
+from mmkv_bench.tables.table import COLOURS, VERDICTS, verdict_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,10 +29,10 @@ _PANELS_ACROSS = 4  # panels side by side
 
 
 def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
-    """Save the pictures of a table and return their paths; none if the table has no number to draw."""
+    """Save the pictures of a table and return the paths; [] if the table has no number to draw."""
     drawn_figures = pictures(table) if table.layout.figure and any(map(_is_point, table.cells)) else {}
     drawn_figures |= (
-        {".printed": against_printed(table)} if any(one.shown and _is_point(one) for one in table.cells) else {}
+        {".printed": against_printed(table)} if any(one.number_pair and _is_point(one) for one in table.cells) else {}
     )
     stem, is_stand_in = folder / table.layout.id, bool(table.layout.stands_for)
     return [
@@ -46,12 +43,12 @@ def save_pictures(table: FilledTable, folder: Path) -> list[Path]:
 
 
 def pictures(table: FilledTable) -> dict[str, Figure]:
-    """Draw a paper's figure in the form `TableLayout.figure`. Return suffix of the file name -> figure.
+    """Draw a paper's figure in the form `TableLayout.figure`, and return suffix of the file name -> figure.
 
-    Cells without a number are left out.
+    Cells without a number are left out. Every panel of a stand-in is marked as such.
 
     Raises:
-        ConfigError: the table is no figure, or none of its cells has a number.
+        ConfigError: the table is no figure, or no cell has a number.
     """
     layout = table.layout
     if layout.figure not in PICTURES:
@@ -76,8 +73,8 @@ def against_printed(table: FilledTable) -> Figure:
     """Plot measured against printed numbers, one panel per metric. Colour and marker show the verdict."""
     panels: dict[str, list[FilledCell]] = {}
     for one in table.cells:
-        if one.shown and _is_point(one):
-            unit = f" [{one.known.unit}]" if one.known.unit else ""
+        if one.number_pair and _is_point(one):
+            unit = f" [{one.printed_value.unit}]" if one.printed_value.unit else ""
             panels.setdefault(f"{one.cell.address.metric}{unit}", []).append(one)
     figure, grid = _panels(len(panels))
     for axes, (name, cells) in zip(grid, panels.items(), strict=True):
@@ -89,7 +86,7 @@ def against_printed(table: FilledTable) -> Figure:
             look = VERDICTS.get(word)
             axes.errorbar(
                 [one.printed_number for one in group], [value for value, _, _ in numbers], (distances_below, distances_above),
-                fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=signed(word),
+                fmt=_MARKERS[word], color=f"#{COLOURS[look.colour if look else 'quiet']}", label=verdict_text(word),
                 markersize=6, elinewidth=0.9, alpha=0.85,
             )  # fmt: skip
         axis_limits = [*axes.get_xlim(), *axes.get_ylim()]
@@ -105,7 +102,7 @@ def against_printed(table: FilledTable) -> Figure:
 
 
 def _is_point(one: FilledCell) -> bool:
-    """Return True if a cell has a number to draw. A dry run's forecast is not drawn beside measured numbers."""
+    """Return True if a cell has a number other than a dry run's forecast."""
     return one.measured.value is not None and one.measured.state != State.PLANNED
 
 
@@ -114,7 +111,7 @@ def _word(one: FilledCell) -> str:
 
 
 def _analyses(table: FilledTable) -> dict[str, Figure]:
-    """Return `.<analysis>` -> its figure, drawn as by `mmkv-bench plot`, from only the rows of these cells."""
+    """Return `.<analysis>` -> figure as `mmkv-bench plot` draws it, from only the rows of the table's cells."""
     import pandas as pd
 
     from mmkv_bench.tables.diagnostic_figure import BESIDE, diagnostic_figure, panels_of
@@ -127,10 +124,10 @@ def _analyses(table: FilledTable) -> dict[str, Figure]:
 
 
 def _curves(table: FilledTable) -> dict[str, Figure]:
-    """Draw the numbers as curves, one curve per table row. Return {"": figure}.
+    """Draw one curve per table row, and return {"": figure}.
 
-    The x axis has the values of `across` (such as budgets), with a panel per block and column. Without `across` it has the
-    columns, with a panel per block.
+    The x axis has budgets or prompt lengths (`_place`). There is a panel per block and column, or only per block if the layout
+    has no `across`.
     """
     layout = table.layout
     has_columns_across = len(layout.across) > 1
@@ -167,7 +164,7 @@ def _curves(table: FilledTable) -> dict[str, Figure]:
 
 
 def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, Look]) -> None:
-    """Draw one table row as a curve with a band of intervals. A single cell without a budget becomes a horizontal line."""
+    """Draw a table row as a curve with intervals. A single number that holds at every budget becomes a horizontal line."""
     colour, shape = styles[label]
     points = [(_place(one.cell.address)[0], one.measured) for one in cells]
     if len(points) == 1 and points[0][0] is None:
@@ -181,7 +178,7 @@ def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[s
 
 
 def _radar(table: FilledTable) -> dict[str, Figure]:
-    """Draw a radar chart: each method's numbers in percent of the full cache's, one axis per column. Return {"": figure}."""
+    """Draw a radar chart of numbers in percent of the full cache's, one axis per column, and return {"": figure}."""
     layout = table.layout
     full = {one.cell.column: one.measured.value for one in table.cells if one.cell.address.method.base == "full"}
     columns = [column for column, value in full.items() if value]
@@ -214,11 +211,10 @@ PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
     "radar": _radar,
     "analysis": _analyses,
 }
-"""Kind of a figure (`TableLayout.figure`) -> function that draws it."""
+"""`TableLayout.figure` -> function that draws the figure."""
 
 
 def _panels(count: int, most: int = _PANELS_ACROSS, **axes: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels, at most `most` side by side."""
     columns = min(count, most)
     rows_of_panels = math.ceil(count / columns)
     figure, grid = canvas(rows_of_panels, columns, (max(5.2 * columns, 7.6), 5.0 * rows_of_panels), count, **axes)
@@ -231,15 +227,13 @@ def _caption(table: FilledTable, figure: Figure) -> None:
 
 
 def _styles(table: FilledTable) -> dict[str, Look]:
-    """Return label of a table row -> plotting style of its method. Papers spell names differently, so our name of the method
-    decides."""
     names = {table.layout.rows[one.cell.row].label: one.cell.address.method.name for one in table.cells}
     styles_by_method = looks(names.values())
     return {label: styles_by_method[name] for label, name in names.items()}
 
 
 def _place(at: Address) -> tuple[float | None, str]:
-    """Return (position on the x axis, tick label) of a number; the position is None if the number holds at every budget."""
+    """Return (position on the x axis, tick label) of a number. The position is None if the number holds at every budget."""
     if at.length is not None:
         return float(at.length), f"{at.length:,}"
     return None if at.budget_kind == NONE else float(at.budget), at.budget

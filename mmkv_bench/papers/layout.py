@@ -1,16 +1,18 @@
-"""Layouts of the papers' tables and figures, `conf/table/<id>.yaml`: rows x columns, each adding keys to a cell's address.
+"""Layouts of the papers' tables and figures, read from `conf/table/<id>.yaml`.
+
+The address (`address.KEYS`) of a table cell has the keys of its block, row, column and value of `across`. The file's keys:
 
     paper, number, caption, kind       kind: accuracy, likelihood, efficiency or analysis
-    cell: {model: ..., reading: ...}   keys of an address (`address.KEYS`) that all cells share
-    blocks: [{model: ...}, ...]        parts of the table that repeat the rows
-    rows, columns: [{method: ...}]     an item has keys of an address, and these keys:
+    cell: {model: ..., reading: ...}   keys of the addresses of all cells
+    blocks: [{model: ...}, ...]        parts of the table, each with all rows
+    rows, columns: [{method: ...}]     keys of addresses, and:
         label: text                    heading of the row or column
-        only: {model: ...}             restricts the item to cells whose address has these values
-        mean: all | [labels]           (columns) mean of all other columns, or of the named ones; instead of a label, keys of
-                                       an address name a part that has no column
+        only: {model: ...}             only cells whose address has these values
+        mean: all | [labels]           (columns) mean of all other columns, or of the named ones; keys of an address instead of
+                                       a label stand for a number without a column
         readings: {name: {...}}        (rows) replaces the table's readings
     across: [{budget: 64}, ...]        splits every column; a method without a budget has one cell for all values
-    readings: {name: {...}}            further readings, declared beforehand: keys that replace a cell's (not for timed passes)
+    readings: {name: {...}}            further readings of the paper: keys that replace those of a cell (not for timed passes)
     together: true                     prints the columns of one budget in one cell ("PPL / ROUGE")
     figure: curves | radar | analysis  kind of picture (papers/figure.py)
     experiments: [name]                files of conf/experiment/papers, and efficiency_* of conf/experiment, that run the cells
@@ -18,8 +20,6 @@
 
 A stand-in (`conf/table/standin/<layout>.yaml`, id `standin.<layout>`) is a layout filled by the embedded model. Instead of paper
 and number it has `stands_for`, the tables with this layout, and `stores`, folders of rows below results/tiny.
-
-A cell with an incomplete address, or with keys that contradict each other, is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, address, is_group, members
 
 STAND_INS = "standin"
-"""Folder of the stand-ins, and prefix of stand-in ids."""
+"""Folder of stand-ins, and prefix of their ids."""
 FIGURES = ("curves", "radar", "analysis")
 KINDS = ("accuracy", "likelihood", "efficiency", "analysis")
 _LISTS = ("notes", "experiments", "stands_for", "stores")
@@ -49,11 +49,11 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class TableItem:
-    """One row, column, block or value of `across` of a table layout.
+    """A row, column, block or value of `across`.
 
-    parts: keys that the item adds to the addresses of its cells. only: the item has cells only where addresses have these
-    values. mean: what a column averages: labels of columns, or keys of addresses; ("all",): all other columns; (): no mean.
-    readings: further readings that replace the table's; None: the table's.
+    parts: keys for the addresses of the item's cells. only: values that the addresses of the item's cells must have.
+    mean: numbers that a column averages: labels of columns or keys of addresses; ("all",): all other columns; (): no mean.
+    readings: further readings instead of the table's; None: the table's.
     """
 
     label: str
@@ -65,12 +65,12 @@ class TableItem:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell of a table layout: where it stands and which number it shows.
+    """A cell of a layout.
 
-    block, row, column, across: its positions in the layout's lists; across is None if one cell serves all values of `across`
-    (a method without a budget).
-    address: description of the number. parts: for a mean, the addresses that are averaged.
-    readings: name of a further reading -> (address, parts) under it; only for readings that change the number.
+    block, row, column, across: positions in the layout's lists. across: None for a method without a budget, whose cell covers
+        all values of `across`.
+    address: address of the number. parts: for a mean, addresses of the averaged numbers.
+    readings: name of a further reading -> (address, parts); only for readings that change the address.
     """
 
     block: int
@@ -82,16 +82,14 @@ class TableCell:
     readings: Mapping[str, tuple[Address, tuple[Address, ...]]] = field(default_factory=dict)
 
     @property
-    def needed(self) -> tuple[Address, ...]:
-        """Addresses of the numbers that the cell is made from."""
+    def needed_addresses(self) -> tuple[Address, ...]:
+        """Addresses of the numbers from which the cell is computed."""
         return self.parts or (self.address,)
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Layout of a paper's table, with its cells in the order of blocks, rows, columns and `across`.
-
-    A stand-in is such a layout filled by the embedded test model; it has no paper and no table number."""
+    """Layout of a paper's table, or of a stand-in. cells: in the order of blocks, rows, columns and `across`."""
 
     id: str
     paper: str
@@ -112,16 +110,16 @@ class TableLayout:
 
     @property
     def title(self) -> str:
-        """Title of the table, such as `MM-ShiftKV Table 1`."""
+        """Title, such as `MM-ShiftKV Table 1`."""
         return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
     def proposes(self, cell: TableCell) -> bool:
-        """Return True if a cell is of the paper's proposed method, False for a baseline or in a stand-in table."""
+        """Return True if a cell is of the method that the paper proposes; False for baselines and in stand-ins."""
         name = cell.address.method.name
         return not self.stands_for and (name == self.paper or name.startswith(f"{self.paper}_"))
 
     def labels(self, cell: TableCell) -> dict[str, str]:
-        """Return the labels of a cell's `block`, `row`, `column` and `across`, by these names; "" if `across` is None."""
+        """Return `block`, `row`, `column` and `across` -> label of the cell's item; "" if `across` is None."""
         items = self.blocks[cell.block], self.rows[cell.row], self.columns[cell.column]
         across_label = "" if cell.across is None else self.across[cell.across].label
         return dict(
@@ -129,33 +127,33 @@ class TableLayout:
         )
 
     @property
-    def needed(self) -> list[Address]:
-        """Addresses of all numbers that the table needs, including parts of means and further readings of methods."""
+    def needed_addresses(self) -> list[Address]:
+        """Addresses of all numbers from which the table is computed, also under further readings."""
         readings = [parts or (at,) for cell in self.cells for at, parts in cell.readings.values()]
-        return [one for each in (*(cell.needed for cell in self.cells), *readings) for one in each]
+        return [one for each in (*(cell.needed_addresses for cell in self.cells), *readings) for one in each]
 
 
 def table_ids() -> tuple[str, ...]:
-    """Return the ids of all tables and figures of the papers, sorted, without stand-ins."""
+    """Return the ids of all tables and figures of the papers, sorted."""
     return options(TABLES)
 
 
 def stand_in_ids() -> tuple[str, ...]:
-    """Return the ids of all stand-in tables (filled by the embedded model), sorted."""
+    """Return the ids of all stand-ins (filled by the embedded model), sorted."""
     return tuple(f"{STAND_INS}.{layout}" for layout in options(f"{TABLES}/{STAND_INS}"))
 
 
 def is_stand_in(name: str) -> bool:
-    """Return True if `name` is the id of a stand-in table: filled by the embedded model, without printed numbers."""
+    """Return True if `name` is the id of a stand-in."""
     return name.startswith(f"{STAND_INS}.")
 
 
 @cache
 def load(name: str) -> TableLayout:
-    """Return the layout of the table `name` from its file in conf/table.
+    """Return the layout of a table or stand-in. name: id.
 
     Raises:
-        ConfigError: unknown name, or a mistake in the table's file.
+        ConfigError: unknown id, or a mistake in the file.
     """
     names = stand_in_ids() if is_stand_in(name) else table_ids()
     if name not in names:
@@ -169,10 +167,10 @@ def load(name: str) -> TableLayout:
 
 
 def parse(name: str, content: Any) -> TableLayout:
-    """Return a table's layout from the content of its file.
+    """Return the layout in a file. name: id of the table. content: parsed file.
 
     Raises:
-        ConfigError: a mistake in the content.
+        ConfigError: a mistake in the file, such as an incomplete address or contradictory keys.
     """
     if not isinstance(content, Mapping):
         raise ConfigError("a table's file must be a mapping of keys; see mmkv_bench/papers/layout.py")
@@ -195,7 +193,7 @@ def parse(name: str, content: Any) -> TableLayout:
         id=name, cells=(), together=bool(content.get("together")), **text_fields, **item_fields, **list_fields
     )
     layout = replace(layout, cells=tuple(_cells(layout, shared_keys, content.get("readings") or {})))
-    for one in (one for cell in layout.cells for one in cell.needed):
+    for one in (one for cell in layout.cells for one in cell.needed_addresses):
         if (one.model == STAND_IN) != is_stand_in(name):
             raise ConfigError(
                 f"{one}: only stand-in tables may use model {STAND_IN}, and they may use no other; give another model"
@@ -221,7 +219,7 @@ def _items(content: Any, what: str) -> tuple[TableItem, ...]:
 
 
 def _label(parts: Mapping[str, Any]) -> str:
-    """Return a label for a row or column, made from the keys and values that it adds to its cells."""
+    """Return the label of an item whose file gives none. parts: as in `TableItem`."""
     label_parts = []
     for key, value in parts.items():
         if key == "with":
@@ -242,7 +240,7 @@ def _cells(
         row, column, across = layout.rows[r], layout.columns[c], layout.across[a]
         items = (layout.blocks[b], across, column, row)
         try:
-            keys = _merged([shared, *(item.parts for item in items)], bool(column.mean))
+            keys = _merge_keys([shared, *(item.parts for item in items)], bool(column.mean))
             if not all(_has(keys, item.only) for item in items):
                 continue
             cell_address = address(keys)
@@ -278,13 +276,11 @@ def _parts(
 ) -> tuple[Address, ...]:
     """Return the addresses whose numbers a cell averages; () if the cell is no mean.
 
-    They are other columns of its row, addresses in the layout's file, or the data sets of a group.
-
     Args:
         keys, at: keys and address of the cell.
-        column: its column.
-        row: the cells of its row.
-        reading: name of a further reading (version of a method's rules); "": the table's own.
+        column: column of the cell.
+        row: cells of the same row, whose addresses a mean over columns averages.
+        reading: name of a further reading (version of the methods' rules); "": the table's own.
     """
     if not column.mean:
         if at.metric != MEAN:
@@ -332,10 +328,10 @@ def _readings(
     return readings
 
 
-def _merged(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
-    """Return the keys that table, block, row, column and `across` give for one cell, joined.
+def _merge_keys(all_parts: Sequence[Mapping[str, Any]], mean: bool) -> dict[str, Any]:
+    """Merge the keys that table, block, row, column and `across` give for a cell.
 
-    mean: the cell is a mean. Without a data set it gets the data set `avg` and the metric `mean`.
+    mean: True for a cell of a mean, which has the data set `avg` and the metric `mean` if no data set is given.
 
     Raises:
         ConfigError: a key has two values.

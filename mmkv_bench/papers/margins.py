@@ -1,28 +1,22 @@
-"""Margins: how far a measured number may differ from a printed one (`results/reference/margins.yaml`), for each address.
+"""Margins: how far a measured number may differ from a printed one, and the verdicts.
 
-A margin depends on the metric, on the rival's printed number, and on the number of questions. It is at most half of the
-printed gap to the rival. The rival of the paper's method is the strongest baseline of that column and budget; a baseline's rival
-is the paper's method; for a difference or a ratio to full it is "no effect". So two numbers that both agree cannot change
-places. All tables of a paper are searched for rivals, so an address has the same margin in every table. The full cache has the
-metric's margin: it is the gate of the others.
+`results/reference/margins.yaml` has a margin per metric. A cell's margin is at most half of the printed gap to a rival, so that
+two numbers that both agree cannot change places. The rival of the paper's method is the strongest baseline of the column and
+budget, and the rival of a baseline is the paper's method. The rival of a difference or a ratio to the full cache is "no effect".
+The full cache has no rival. Rivals come from all tables of a paper.
 
-A row is judged only if its commit contains these margins, that is, if they were fixed before the row was made. Without a commit
-(an installed wheel), or with a commit that this checkout lacks, this is unknown: the row is shown and not judged.
+Rows are judged only if their commit contains the same margins, which were then fixed before the rows were made.
 
-The verdicts on a measured number beside a printed one are pure functions of numbers and return one word.
+For a printed number P, a measured number M and a margin d, the 95 % interval of M - P decides: `agrees` if it is wholly inside
++-d, `differs` if it is wholly outside, else `undecided`. The interval contains
 
-P is printed, M measured. The 95 % interval of M - P is compared with a margin d that was fixed beforehand: `agrees` if it is
-wholly inside +-d, `differs` if it is wholly outside, else `undecided`. The interval contains
+- half a unit of P's last printed digit, on both sides;
+- the spread over seeds, for a method that draws at random: Student's t, with M and P each a mean over as many seeds;
+- no sampling error, because greedy decoding answers the same questions the same way. If only a part of the paper's questions was
+  asked, the verdict is `undecided`.
 
-- half of P's last printed digit, on both sides: a bound, added as it is;
-- the spread over seeds, for a method that draws at random: Student's t of M's seeds, with M and P each a mean over as many seeds;
-- no sampling error if all of the paper's items were asked: greedy decoding answers the same questions the same way.
-  A part of the items is always `undecided`: a run takes the first items, so no interval can be given. Items that are
-  not the paper's are not comparable and are never judged.
-
-Differences between kernels and libraries are not in the interval; the margin allows for them. If the margin is less than half a
-digit plus one answer, the verdict is `uninformative`: a single answer would change it. Perplexity, times and bytes are judged
-on the log scale.
+The margin allows for differences between kernels and libraries. If it is less than half a digit plus one answer, a single answer
+would change the verdict, which then is `uninformative`. Perplexity, times and bytes are judged on the log scale.
 """
 
 from __future__ import annotations
@@ -52,10 +46,10 @@ _Methods = Mapping[tuple[str, ...], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Margin:
-    """How far measured and printed values of one metric may differ, in the printed unit; if `relative`, as shares of the value.
+    """Allowed difference between measured and printed values of a metric, in the printed unit; on the log scale if `relative`.
 
-    scale: printed value / our value. margin: allowed difference. step: how much a repeated run changes the value.
-    gate: allowed difference for the full cache; None: `margin`.
+    scale: printed value / our value. margin: allowed difference. step: change of the value when a run is repeated.
+    gate: tolerance of the full-cache gates in conf/model; None: `margin`.
     """
 
     scale: float
@@ -67,7 +61,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class MarginsVersion:
-    """A version of the margins. fixed: the day. measured: number of cells with real weights at that time."""
+    """A version of the margins. fixed: day on which it was fixed. measured: number of cells with real weights at that time."""
 
     version: int
     fixed: str
@@ -77,13 +71,13 @@ class MarginsVersion:
 
 @cache
 def margin(dataset: str, metric: str) -> Margin:
-    """Return the margin (allowed difference to a printed number) of a metric; for a mean, that of the averaged metric.
+    """Return the margin of a metric. For `mean`, the file has a margin for groups of datasets, and margins by `dataset`.
 
     Raises:
-        ConfigError: margins.yaml has no margin for it.
+        ConfigError: margins.yaml has no such margin.
     """
     name = metric if metric != MEAN else "group" if is_group(dataset) else dataset
-    margins = _here()["metrics"]
+    margins = _margins_file()["metrics"]
     if name not in margins:
         raise ConfigError(f"margins.yaml has no margin for {name!r}; {nearest(name, margins)}")
     return Margin(**margins[name])
@@ -91,14 +85,14 @@ def margin(dataset: str, metric: str) -> Margin:
 
 @cache
 def versions() -> tuple[MarginsVersion, ...]:
-    """Return all versions of the margins, oldest first. Verdicts use the last."""
-    return tuple(MarginsVersion(**{**one, "fixed": str(one["fixed"])}) for one in _here()["versions"])
+    """Return all versions of the margins, oldest first. Verdicts use the newest."""
+    return tuple(MarginsVersion(**{**one, "fixed": str(one["fixed"])}) for one in _margins_file()["versions"])
 
 
 @cache
-def unjudged(commit: str | None) -> str:
-    """Return the reason why rows of a commit are not judged; "" if they are judged."""
-    margins_here, latest_version = _here(), versions()[-1]
+def why_unjudged(commit: str | None) -> str:
+    """Return the reason why rows of a commit are not judged, such as an unknown commit; "" if they are judged."""
+    margins_here, latest_version = _margins_file(), versions()[-1]
     text = file_in_commit(FILE, commit) if commit else None
     if text is None:
         return f"it is unknown which margins its commit ({(commit or 'none')[:12]}) had"
@@ -113,11 +107,8 @@ def unjudged(commit: str | None) -> str:
 
 
 def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Tolerance:
-    """Return how far our number may differ from the printed one in a table cell.
-
-    printed: a value that is a number.
-    """
-    cell_address, number = cell.address, printed.known
+    """Return the tolerance of a cell's printed number. printed: a readable value."""
+    cell_address, number = cell.address, printed.readable_number
     fixed_margin = margin(cell_address.dataset, cell_address.metric)
     half_digit_width = log1p(printed.half / number) if fixed_margin.relative else printed.half
     step = fixed_margin.step if fixed_margin.relative else _one_answer(cell)
@@ -138,16 +129,13 @@ def tolerance(layout: TableLayout, cell: TableCell, printed: Printed) -> Toleran
 
 
 def ratio_tolerance(cell: TableCell, method: Printed, full: Printed) -> Tolerance:
-    """Return the tolerance of the ratio of a method's time or memory peak to that of the full cache.
-
-    It includes the rounding of both printed numbers, `method` and `full`, and keeps the ratio distinguishable from 1.
-    """
-    half_digit_width = sum(log1p(one.half / one.known) for one in (method, full))
+    """Return the tolerance of the ratio method / full of two printed times or peaks of memory, whose rival is the ratio 1."""
+    half_digit_width = sum(log1p(one.half / one.readable_number) for one in (method, full))
     fixed_margin = margin(cell.address.dataset, cell.address.metric)
     return _within_gap(
         Tolerance(half_digit_width, fixed_margin.margin, True, fixed_margin.step),
         NO_EFFECT,
-        abs(log(method.known / full.known)),
+        abs(log(method.readable_number / full.readable_number)),
     )
 
 
@@ -156,31 +144,26 @@ def _within_gap(most: Tolerance, rival: str, gap: float | None) -> Tolerance:
 
 
 def _one_answer(cell: TableCell) -> float:
-    """Return how much a single answer changes a cell's number [printed unit]; 0 if the number of questions is unknown."""
+    """Return the change of a cell's number by a single answer [printed unit]; 0 if the number of questions is unknown."""
     question_counts = [
-        (one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC
+        (one, _questions(one.dataset, one.metric)) for one in cell.needed_addresses if one.dataset not in SYNTHETIC
     ]
     score_of_one_answer = [margin(one.dataset, one.metric).scale / n for one, n in question_counts if n]
-    return max(score_of_one_answer, default=0.0) / len(cell.needed)
+    return max(score_of_one_answer, default=0.0) / len(cell.needed_addresses)
 
 
 @cache
 def _questions(dataset: str, metric: str) -> int:
-    """Return the number of questions behind a number, from the data set's file.
-
-    For the metric `favor_acc_NSM` this is the number after `NSM` in the file.
-    """
+    """Return the number of questions that a data set's file states, for a metric such as `favor_acc_NSM` those after `NSM`."""
     stated_samples = str((content("dataset", dataset).get("about") or {}).get("samples"))
     subset_size = re.search(rf"\b{metric.rpartition('_')[2]} (\d[\d,]*)", stated_samples)
     return int(subset_size[1].replace(",", "")) if subset_size else samples_of(dataset)
 
 
 def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
-    """Return (name, gap) of the number from which a cell's number must stay distinguishable; ("", None) without one.
+    """Return (name, printed gap) of a cell's rival; ("", None) without one.
 
-    For the paper's method this is the strongest baseline, for a baseline the paper's method, for a difference 0.
-
-    number: the cell's printed number. relative: gaps are on the log scale.
+    number: printed number of the cell. relative: True for gaps on the log scale.
     """
     cell_address = cell.address
     if cell_address.minus is not None:
@@ -189,7 +172,7 @@ def _rival(layout: TableLayout, cell: TableCell, number: float, relative: bool) 
         return "", None
     proposed, baselines = (methods.get(_column(cell_address), {}) for methods in _columns(layout.paper)[:2])
     methods_without_variant = {name: value for name, value in proposed.items() if "(" not in name}
-    # ablations are rivals only if the method itself is not printed
+    # ablations of the paper's method are rivals only if the method itself is not printed
     rivals = baselines if layout.proposes(cell) else methods_without_variant or proposed
     if not rivals:
         return "", None
@@ -205,17 +188,17 @@ def _gap(one: float, other: float, relative: bool) -> float:
 
 
 def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
-    """Return the key of a table column: `Address.printed` without the method, and without the budget if `budget` is False."""
+    """Return `Address.printed` without method and subtracted method, and without the budget if `budget` is False."""
     model, dataset, metric, _, _, *rest = at.printed
     return (model, dataset, metric, *(rest if budget else rest[2:]))
 
 
 @cache
 def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], float]]:
-    """Return the printed numbers of a paper's tables: (of its own methods, of baselines, of the full cache).
+    """Return the printed numbers of a paper's tables: (of the paper's methods, of baselines, of the full cache).
 
-    The first two map (column and budget) -> method -> number, the third column -> number. If two tables print a number, the
-    first counts.
+    The first two are column and budget -> method -> number, the third is column -> number, with keys of `_column`. If two
+    tables print a number, the first counts.
     """
     proposed: dict[tuple[str, ...], dict[str, float]] = {}
     baselines: dict[tuple[str, ...], dict[str, float]] = {}
@@ -240,7 +223,7 @@ def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], f
 
 
 @cache
-def _here() -> Mapping[str, Any]:
+def _margins_file() -> Mapping[str, Any]:
     return read_yaml((reference_dir() / "margins.yaml").read_bytes())
 
 
@@ -248,12 +231,12 @@ AGREES, DIFFERS, UNDECIDED, UNINFORMATIVE = WORDS = "agrees", "differs", "undeci
 CONFIRMED, CONTRADICTED = "confirmed", "contradicted"
 NOT_COMPARABLE = "not comparable"
 ROUNDING = 1e-9
-"""Rounding error of our arithmetic."""
+"""Allowance for rounding errors of our arithmetic."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a number, as one word. why: reason, for `not comparable` and for `undecided` without an interval; else ""."""
+    """Verdict on a number, as one word. why: reason, or ""."""
 
     word: str
     why: str = ""
@@ -264,12 +247,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a measured number may differ from a printed one, in the printed unit; if `relative`, on the log scale.
+    """Allowed difference between a measured and a printed number, in the printed unit; on the log scale if `relative`.
 
-    half: half of the printed number's last digit. margin: allowed difference beyond rounding.
-    step: how much one answer more or less changes the number.
-    rival: the method whose printed number lies so near that it reduced the margin, or "".
-    full: the full cache's printed number is within the margin, so a method that drops nothing would agree too.
+    half: half a unit of the last printed digit. margin: allowed difference.
+    step: change of the number by one answer, or when a run is repeated.
+    rival: rival whose printed number reduced the margin, or "".
+    full: True if the full cache's printed number is within the margin, so that a method that drops nothing would agree.
     """
 
     half: float
@@ -286,12 +269,12 @@ class Tolerance:
 
 
 def level(measured: float, printed: float, tolerance: Tolerance, seeds: float = 0.0) -> Verdict:
-    """Return the verdict on a measured number for which all items were asked.
+    """Return the verdict on a measured number of all questions.
 
     Args:
         measured, printed: numbers in the printed unit; both above 0 if the tolerance is `relative`.
         tolerance: tolerance of the printed number.
-        seeds: half of the 95 % interval over seeds (`of_seeds`).
+        seeds: result of `seed_half_width`.
     """
     return _of_gap(_gap(measured, printed, tolerance.relative), tolerance, seeds)
 
@@ -303,17 +286,18 @@ def drop(
 
     Args:
         measured, printed: (the method's number, the full cache's number).
-        tolerance: its `half` includes the rounding of both printed numbers.
-        seeds: half of the 95 % interval over seeds (`of_seeds`).
+        tolerance: tolerance whose `half` includes the rounding of both printed numbers.
+        seeds: result of `seed_half_width`.
     """
     return _of_gap(_gap(*measured, tolerance.relative) - _gap(*printed, tolerance.relative), tolerance, seeds)
 
 
-def of_seeds(values: Sequence[float], relative: bool = False) -> float:
-    """Return half of the 95 % interval of the difference between a measured and a printed mean that is due to seeds alone.
+def seed_half_width(values: Sequence[float], relative: bool = False) -> float:
+    """Return half of the 95 % interval, due to seeds alone, of the difference between a measured and a printed mean.
 
-    Both are taken as means over len(values) seeds. values: our number under each seed; with fewer than two the result is 0.
-    relative: on the log scale.
+    Both are taken as means over len(values) seeds. The result is 0 for fewer than two values.
+
+    values: our number under each seed. relative: True for the log scale.
     """
     if len(values) < 2:
         return 0.0
@@ -324,9 +308,9 @@ def of_seeds(values: Sequence[float], relative: bool = False) -> float:
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
-    """Return the verdict (confirmed, contradicted, undecided) on a lead over baselines that a paper claims.
+    """Return the verdict (confirmed, contradicted, undecided) on a lead that a paper prints.
 
-    low, high: interval of our paired difference; above 0 is better.
+    low, high: ends of the interval of our lead, or None.
     """
     if low is not None and low > 0:
         return Verdict(CONFIRMED)

@@ -1,4 +1,4 @@
-"""Measurements: the number of an address in result rows, with its interval, or the reason why there is none."""
+"""Measurements: our number for an address of a paper's table, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """Whether there is a number of an address, or why there is none."""
+    """Kind of our number, or why there is none."""
 
     MEASURED = "measured"
     COMPUTED = "computed"
@@ -35,15 +35,15 @@ class State(StrEnum):
 
 
 Shared = tuple[tuple[str, str], ...]
-"""Facts (name, value) that two compared numbers must share."""
+"""Facts (name, value) of a run that two compared numbers must share."""
 OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
-"""Facts that all parts of a mean must share, whatever their data."""
+"""Facts that all parts of a mean must share."""
 WHOLE = (State.MEASURED, State.COMPUTED)
-"""States of a complete number. `planned` is not complete: a dry run forecasts the number, which is shown and not judged."""
+"""States of complete numbers. A `planned` number, which a dry run forecasts, is shown and not judged."""
 
 
 class Questions(NamedTuple):
-    """Questions behind a number: judge and scorer, number of questions, digests of the prompts (several if seeds differ)."""
+    """Questions behind a number. n: how many. prompts: digests of all prompts, one unless seeds differ."""
 
     scorer: tuple[str, ...] = ()
     n: int = 0
@@ -52,7 +52,7 @@ class Questions(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: its label, the mean over layers with its interval over samples, and the number of each layer."""
+    """A line of a figure. value, low, high: mean over layers, with its interval over samples. layers: number of each layer."""
 
     label: str
     value: float
@@ -63,22 +63,21 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Our number for one table cell (`Address`), in the unit of the printed number, or the reason why there is none.
+    """Our number for an address, in the printed unit, or the reason why there is none.
 
     Attributes:
-        why: reason of a state other than measured.
-        value, low, high: number and 95 % interval, or None.
-        n, of: samples with an answer, and samples of the data set (0: unknown).
-        mismatches: facts of the rows that contradict the address.
-        unstated: facts that neither the paper nor a file of `conf` states.
-        rows: positions of the number's rows in the cells of `Evidence`.
-        seeds: value per seed, if there are several seeds.
-        shared: for each part of a mean, the facts that a number must share to be compared with this one.
-        questions: for each part of a mean, what was asked and who scored it.
-        passed: how the used run differs from further runs of the same number, which are not used.
-        curves: lines of a diagnostic; `value` is the first line's. made: versions of libraries that made them.
-        source: rows folder and id of a diagnostic. drawn: rows from which the diagnostic is drawn.
-        scores: scores for paired comparisons; None for means and reductions.
+        why: reason of the state, or how the number was computed; "" if nothing is to say.
+        value, low, high: number and ends of its 95 % interval, or None.
+        n, of: number of samples with an answer, and number of samples of the data set (0: unknown).
+        mismatches: texts on facts of the rows that contradict the address.
+        unstated: texts on facts that neither the paper nor a file of `conf` states, and on fallbacks in the answers.
+        rows: positions of the number's rows in `Evidence.cells`.
+        seeds: number under each seed, if there are several seeds.
+        shared, questions: one item per part of a mean; one item for other numbers.
+        passed: text on how the used run differs from other runs of the same number, which are not used.
+        curves: lines of a diagnostic, of which the first has `value`. made: versions of libraries that made the diagnostic.
+        source: rows folder and id of a diagnostic. drawn: rows of the diagnostic.
+        scores: scores by sample for paired comparisons; None for numbers that are no scores, and for means.
     """
 
     state: State
@@ -103,17 +102,17 @@ class Measurement:
 
     @property
     def number(self) -> float:
-        """The value of a measurement that has one."""
+        """`value` of a measurement that has one."""
         assert self.value is not None
         return self.value
 
 
 def average(parts: Sequence[Measurement]) -> Measurement:
-    """Return the mean of several measurements. It has a number only if all of them are measured."""
+    """Return the mean of several measurements. The mean has a value only if all measurements have the state `measured`."""
     states = {part.state for part in parts}
     rows = tuple(row for part in parts for row in part.rows)
     joint_measurement = Measurement(
-        State.MEASURED, mismatches=joined(*(part.mismatches for part in parts), _mixed(parts)), rows=rows
+        State.MEASURED, mismatches=unique_words(*(part.mismatches for part in parts), _mixed(parts)), rows=rows
     )
     if states != {State.MEASURED}:
         states_worst_first = (
@@ -130,7 +129,7 @@ def average(parts: Sequence[Measurement]) -> Measurement:
         if complete_parts and state == State.NOT_RUN:
             return replace(joint_measurement, state=State.PART, why=f"{complete_parts} of {len(parts)} parts")
         return replace(joint_measurement, state=state, why=next(part.why for part in parts if part.state == state))
-    mean_interval = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
+    mean_interval = _correct_interval(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
     n = sum(part.n for part in parts)
     return replace(
         joint_measurement,
@@ -138,15 +137,15 @@ def average(parts: Sequence[Measurement]) -> Measurement:
         n=n,
         of=n,
         seeds=_by_seed(parts, lambda values: sum(values) / len(values)),
-        unstated=joined(*(part.unstated for part in parts)),
+        unstated=unique_words(*(part.unstated for part in parts)),
         shared=tuple(one for part in parts for one in part.shared),
         questions=tuple(one for part in parts for one in part.questions),
-        passed="; ".join(joined(*((part.passed,) for part in parts if part.passed))),
+        passed="; ".join(unique_words(*((part.passed,) for part in parts if part.passed))),
     )
 
 
 def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
-    """Return measurement a minus measurement b, paired by sample. at: address of the difference."""
+    """Return a - b, with an interval paired by sample. at: address of the difference."""
     for one in (a, b):
         if one.scores is None or one.value is None:
             state = one.state if one.value is None else State.CANNOT_RUN
@@ -163,18 +162,18 @@ def subtract(at: Address, a: Measurement, b: Measurement) -> Measurement:
         low=gap.low if gap else None,
         high=gap.high if gap else None,
         n=min(a.n, b.n),
-        mismatches=joined(a.mismatches, b.mismatches, (mismatch_text,) if mismatch_text else ()),
-        unstated=joined(a.unstated, b.unstated),
-        passed="; ".join(joined(*((one.passed,) for one in (a, b) if one.passed))),
+        mismatches=unique_words(a.mismatches, b.mismatches, (mismatch_text,) if mismatch_text else ()),
+        unstated=unique_words(a.unstated, b.unstated),
+        passed="; ".join(unique_words(*((one.passed,) for one in (a, b) if one.passed))),
         rows=(*a.rows, *b.rows),
         seeds=_by_seed((a, b), lambda pair: pair[0] - pair[1]),
     )
 
 
 def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | None:
-    """Return the difference a - b of two scores, paired by sample, with its interval; None without common samples.
+    """Return a - b in the printed unit, paired by sample, with its interval; None without common samples.
 
-    at: address of the difference, whose metric gives the printed unit.
+    at: address of the difference. a, b: measurements with scores.
     """
     assert a.scores is not None
     assert b.scores is not None
@@ -187,30 +186,30 @@ def paired_difference(at: Address, a: Measurement, b: Measurement) -> Mean | Non
 
 
 def incomparable(a: Measurement, b: Measurement) -> str:
-    """Return the reason why the difference of two measurements has no meaning; "" if it has one."""
-    mismatch_names = [name for name in (differing(a, b.shared),) if name]
+    """Return the reason why two measurements cannot be compared; "" if they can."""
+    mismatch_names = [name for name in (differing_facts(a, b.shared),) if name]
     for one, two in zip(a.questions, b.questions, strict=False):
         mismatch_names += ["scorer"] if one.scorer != two.scorer else []
         mismatch_names += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
     return f"other {', '.join(dict.fromkeys(mismatch_names))} than what it is compared with" if mismatch_names else ""
 
 
-def differing(a: Measurement, shared: Sequence[Shared]) -> str:
-    """Return the names of the run's facts in which `a` differs from `shared`, joined by commas; "" if in none.
+def differing_facts(a: Measurement, shared: Sequence[Shared]) -> str:
+    """Return the names of the facts in which `a` differs from another number, joined by commas; "" if in none.
 
-    shared: facts of the other number, one item per part of a mean.
+    shared: `Measurement.shared` of the other number.
     """
     pairs = zip(a.shared, shared, strict=False)
     return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
 
 
-def joined(*words: Sequence[str]) -> tuple[str, ...]:
-    """Return all words of several sequences in order, each once."""
+def unique_words(*words: Sequence[str]) -> tuple[str, ...]:
+    """Concatenate sequences without duplicates."""
     return tuple(dict.fromkeys(word for part in words for word in part))
 
 
 def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
-    """Return one sentence, in a tuple, on the facts of the model in which the measurements differ; () if in none."""
+    """Return one text on the facts of the model (`OF_MODEL`) in which the measurements differ; () if in none."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
         values.setdefault(name, set()).add(value)
@@ -219,20 +218,16 @@ def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def _by_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
-    """Return combine(numbers of all measurements under one seed), for each seed.
-
-    A measurement without seeds (a method that draws nothing) is used for every seed.
-    """
+    """Return combine(numbers of all measurements) for each seed. A measurement without seeds has one number for all seeds."""
     count = min((len(part.seeds) for part in parts if part.seeds), default=0)
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 
 
-def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
-    """Return a mean with a wider interval if its parts share clusters.
+def _correct_interval(whole: Mean, parts: Sequence[Measurement]) -> Mean:
+    """Correct the interval of a mean for correlated parts: data sets that share clusters, such as the same photographs.
 
-    Data sets share clusters if they ask about the same photographs. The distances to the ends are combined with the
-    correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine 27, 2008). Parts of different sheets, and
-    pooled metrics, are taken as independent.
+    The distances to the ends are combined with the correlation of the parts' cluster sums (Zou and Donner, Statistics in Medicine
+    27, 2008). Parts whose scores are not in one sheet are taken as independent.
     """
     if whole.low is None or whole.high is None:
         return whole
@@ -252,7 +247,7 @@ def _wider(whole: Mean, parts: Sequence[Measurement]) -> Mean:
 
 
 def _correlation(a: Scores | None, b: Scores | None) -> float:
-    """Return the correlation of two data sets' means over the clusters that both have."""
+    """Return the correlation of two means that is due to common clusters; 0 for scores of different sheets."""
     import pandas as pd
 
     if a is None or b is None or a.ids is not b.ids:

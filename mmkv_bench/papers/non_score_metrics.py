@@ -1,9 +1,6 @@
-"""Metrics of the papers' tables that are not scores of answers: columns of answers and timed passes, and diagnostics.
+"""Metrics of the papers' tables that are no scores: times, bytes and counts of rows, and diagnostics.
 
-The file also computes numbers that need neither weights nor data, and names the missing inputs of the others.
-
-A cache's bytes are its entries times the bytes of an entry, which follow from the model's shape. A prompt's number of tokens is
-not computed: the picture sizes of a data set are unknown until it is read.
+Some numbers need no run: a cache's bytes follow from the model's shape, and dry runs count peaks of memory.
 """
 
 from __future__ import annotations
@@ -25,12 +22,11 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Reduction:
-    """Rule that turns a column of rows into one table number. Columns of `responses` are averaged over samples. Columns of timed
-    passes take the median over repeats.
+    """Rule that reduces a column to a number: mean over samples (`responses`), or median over repeats (timed passes).
 
     per: divisor that converts to the printed unit.
-    layers: how the kept shares of layers become one number. `std`: their standard deviation over samples, averaged over layers.
-    `mad`: their mean absolute distance to a profile. Empty for other columns.
+    layers: rule for the share of entries that each layer keeps. `std`: standard deviation over samples, averaged over layers;
+        `mad`: mean absolute distance to the shares of a profile; "" for other columns.
     """
 
     column: str
@@ -45,31 +41,31 @@ REDUCTIONS = {
     "layer_ratio_std": Reduction("kept", layers="std"),
     "layer_ratio_mad": Reduction("kept", layers="mad"),
 }
-"""Metric -> the column of answers from which it is computed."""
+"""Metric -> reduction of a column of answers."""
 PASSES = {
     "ttft_s": Reduction("ttft_s"),
     "total_s": Reduction("total_s"),
     "tpot_ms": Reduction("tpot_s", 1e-3),
     "tokens_per_s": Reduction("tokens_s"),
     "selection_ms": Reduction("select_s", 1e-3),
-    # the prompt's and one token; bytes_held has the answer's slots as well
+    # entries of the prompt and one token; bytes_held would include slots for the answer
     "kv_gib": Reduction("bytes_useful_step", GIB),
     "kv_gb": Reduction("bytes_useful_step", 1e9),
     "peak_gb": Reduction("peak_total", 1e9),
 }
-"""Metric -> the column of timed passes from which it is computed (`scenario=efficiency`, columns of `cost_rows.passes`)."""
+"""Metric -> reduction of a column of timed passes (`cost_rows.passes`)."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A quantity of a figure that is no score: curves of `mmkv-bench diagnose`.
+    """A quantity of a figure that `mmkv-bench diagnose` measures.
 
     Attributes:
-        name: name of the analysis (`diagnostics.quantities.QUANTITIES` defines it).
-        lines: (label, quantity, part) of each line; part `*`: any part in the rows.
-        of_method: the numbers depend on a method and its budget, not on the model alone.
-        at: where on the curve a layer's number is taken: (first x, last x) of a stretch that is added up, "budget", or the name
-            of a parameter of the method; None if each layer has one number and no curve.
+        name: name of the analysis (`diagnostics.quantities.QUANTITIES`).
+        lines: (label, quantity, part) of each line of the figure; part `*`: any part in the rows.
+        of_method: True if the numbers depend on a method and budget, False if on the model alone.
+        at: values x of the curve that are added up to a layer's number: (first, last), "budget", or the name of a parameter of
+            the method; None if each layer has one number and no curve.
         per: factor by which the numbers are multiplied.
     """
 
@@ -80,10 +76,7 @@ class Diagnostic:
     per: float = 1.0
 
     def stretch(self, address: Address) -> tuple[float, float] | None:
-        """Return (first x, last x) of the part of the curve from which the number is taken; None if there is no curve.
-
-        If `at` is the budget or a parameter of the method, its value in `address` is used.
-        """
+        """Return (first, last) value x of the curve to add up, with the budget or parameter of `address`; None without curve."""
         if not isinstance(self.at, str):
             return self.at
         setting_value = float(address.budget if self.at == "budget" else address.method.setting(self.at))
@@ -117,30 +110,29 @@ DIAGNOSTICS = {
     "cumulative_attention": Diagnostic("cumulative_attention", (("on the top 20 %", "top_mass", ""),), at=(0.2, 0.2)),
     "cross_modal_entropy": Diagnostic("entropy", (("nats", "cross_modal_entropy", ""),)),
 }
-"""Metric -> its diagnostic."""
+"""Metric -> diagnostic."""
 
 
 def has_numbers(metric: str) -> bool:
-    """Return True if a metric comes from answers or timed passes, False for a diagnostic, which is shown and not judged."""
+    """Return False for a diagnostic, whose numbers are shown and not judged."""
     return metric not in DIAGNOSTICS
 
 
 BYTES: Mapping[str, float] = {"kv_gib": GIB, "kv_gb": 1e9}
-"""Metric of a cache's size -> bytes per unit."""
+"""Metric of the cache's size -> bytes per unit."""
 TOKENS, PEAK = "prompt_tokens", "peak_gb"
 PEAKS = reference_dir() / "planned" / "peaks.csv"
-"""Peaks counted by `plan --memory` (`tools/planned_peaks.py`), which takes minutes to run."""
+"""Peaks of memory counted in dry runs (`tools/planned_peaks.py`)."""
 PLANNED_COLUMNS = ("setting", "model", "dataset", "method", "budget", "length", "new_tokens", "phase", "bytes")
 _PROMPTED = ("hybridkv",)
-"""Methods whose bytes depend on the prompt: only with weights is it known which heads keep what."""
+"""Methods whose bytes depend on the prompt and the weights."""
 _FEWER_BITS = ("kivi", "kivi_prefixkv")
 
 
 def cache_size(address: Address) -> tuple[float, str] | None:
-    """Return (size, how it was computed) of the KV cache after a prompt of `address.length` tokens, batch 1.
+    """Return (size in the metric's unit, text on the computation) of the KV cache after a prompt of `address.length` tokens.
 
-    The size is in the metric's unit. Return None if the metric is no cache size, or if the size does not follow from the
-    model's shape.
+    The batch is 1. Return None if the metric is no cache size, or the size does not follow from the model's shape.
     """
     if address.metric not in BYTES or address.dataset not in SYNTHETIC or not address.length:
         return None
@@ -151,10 +143,7 @@ def cache_size(address: Address) -> tuple[float, str] | None:
 
 
 def planned_peak(address: Address) -> tuple[float, str] | None:
-    """Return (peak memory [GB], how it was counted) of a timed pass, from the file of dry runs.
-
-    Return None if the metric is no peak, or if the dry run was not made.
-    """
+    """Return (peak memory [GB], text on the dry run) of a timed pass; None if the metric is no peak or without a dry run."""
     if address.metric != PEAK or address.batch not in (None, 1) or address.reading != READINGS[0]:
         return None
     key = (address.model, address.dataset, str(address.method), address.budget, address.length, address.new_tokens)
@@ -166,8 +155,8 @@ def planned_peak(address: Address) -> tuple[float, str] | None:
     )
 
 
-def planned_lines() -> list[dict[str, str]]:
-    """Return the rows of the file `PEAKS` (peaks of memory counted in dry runs), as mappings of column to text."""
+def planned_rows() -> list[dict[str, str]]:
+    """Return the rows of the file `PEAKS`, column -> text; [] without the file."""
     if not PEAKS.is_file():
         return []
     with PEAKS.open(encoding="utf-8", newline="") as file:
@@ -175,10 +164,7 @@ def planned_lines() -> list[dict[str, str]]:
 
 
 def missing_input(address: Address) -> str:
-    """Return a text on what is needed, besides a device, to measure a number that was not run; "" if a device is enough.
-
-    The text also has what is known about the number already.
-    """
+    """Return a text on the inputs, besides a device, that a run of the number needs; "" if a device is enough."""
     if address.metric in BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
         kept_share = _entries(address) / (address.length or 1)
         return f"needs weights, which tell heads apart; a step reads {kept_share:.1%} of full's entries"
@@ -189,28 +175,28 @@ def missing_input(address: Address) -> str:
 
 @cache
 def model_file(model: str) -> Mapping[str, Any]:
-    """Return the content of a model's file in conf/model; `shape` is empty if the file has none."""
+    """Return the content of a model's file in conf/model, with an empty `shape` if the file has none."""
     return {"shape": {}, **content("model", model)}
 
 
 @cache
 def bytes_per_token(model: str) -> int:
-    """Return the bytes of one token's keys and values in all layers and KV heads, in the dtype of the model's file."""
+    """Return the bytes of a token's keys and values in all layers and KV heads, in the dtype of the model's file."""
     return kv_bytes_per_token(StatedConfig(model_file(model)["shape"]), model_file(model)["dtype"])
 
 
 @cache
 def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
-    """Return timed pass (model, dataset, method, budget, length, new tokens) -> its row of the file `PEAKS`."""
+    """Return (model, dataset, method, budget, length, new tokens) -> row of the file `PEAKS`."""
     lengths = ("length", "new_tokens")
     return {
         (*(line[name] for name in PLANNED_COLUMNS[1:5]), *(int(line[name]) for name in lengths)): line
-        for line in planned_lines()
+        for line in planned_rows()
     }
 
 
 def _entries(address: Address) -> int:
-    """Return the number of entries per KV head that the budget of `address` allows: the exact floor, at least one."""
+    """Return the number of entries per KV head that the budget allows, rounded down, at least one."""
     length = address.length or 0
     if address.budget_kind == NONE:
         return length

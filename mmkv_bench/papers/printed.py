@@ -1,8 +1,6 @@
-"""Printed numbers of the papers (`results/reference/*.csv`), typed, and their addresses.
+"""Numbers that the papers print (`results/reference/*.csv`), and their addresses.
 
-A row is one value as a paper prints it, uncorrected. `value` is the literal. `number` is its number, with a decimal
-point restored if the scan lost it, and null if nothing is readable. `status` says what the number may be compared with,
-`reason` says why, and `line` is its line in the paper's text. Only `names.yaml` maps the papers' names to ours.
+A row is one value. `names.yaml` maps the papers' names of models, methods and columns to ours.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ COLUMNS = {
     "line": "Int64",
     "note": "string",
 }
-"""Column of the files -> its type."""
+"""Column of the files -> type."""
 
 COMPARABLE, OPEN, RATIOS = "comparable", "settings open", "other device"
 CLAIM = "claim"
@@ -52,17 +50,20 @@ STATUSES = {
     "other sample count": "another number of samples than the data set has",
     CLAIM: "a sentence of the text, see the claims",
 }
-"""Status -> its meaning."""
+"""Status -> meaning."""
 
 _BUDGET_TYPES = {"tokens_per_head": int, "ratio": float}
 
 
 @dataclass(frozen=True)
 class Printed:
-    """One value as a paper prints it.
+    """A value as a paper prints it.
 
-    value: the printed text. number: its number; None if it is unreadable. half: half of the last printed digit.
-    status: what the number may be compared with. reason: why. line: line in the paper's text."""
+    value: the printed text. number: the number, with a decimal point restored if the scan lost it; None if unreadable.
+    half: half a unit of the last printed digit.
+    status: key of `STATUSES`, which tells whether the number is comparable with ours. reason: why.
+    line: line in the paper's text.
+    """
 
     value: str
     number: float | None
@@ -73,14 +74,14 @@ class Printed:
     line: int | None
 
     @property
-    def known(self) -> float:
-        """The number of a printed value that is readable."""
+    def readable_number(self) -> float:
+        """`number` of a readable value."""
         assert self.number is not None
         return self.number
 
 
 def table_id(paper: str, table: str) -> str:
-    """Return the id of a table: `mmshift_table01`, `mmshift_fig03`, `mmshift_text`."""
+    """Return the id of a table, such as `mmshift_table01`, `mmshift_fig03` or `mmshift_text`."""
     if table.isdigit():
         return f"{paper}_table{int(table):02d}"
     return f"{paper}_fig{int(table.removeprefix('fig')):02d}" if table.startswith("fig") else f"{paper}_{table}"
@@ -88,10 +89,10 @@ def table_id(paper: str, table: str) -> str:
 
 @cache
 def load() -> pd.DataFrame:
-    """Return all printed values, one per row, with the column `id` (see `table_id`). The frame is shared: do not change it.
+    """Return all printed values, one per row, with the column `id` (`table_id`). All callers share the frame: do not change it.
 
     Raises:
-        StoreError: there are no files.
+        StoreError: the folder has no csv file.
     """
     import pandas as pd
 
@@ -109,10 +110,7 @@ def load() -> pd.DataFrame:
 
 
 def half_digit(literal: str, number: float) -> float:
-    """Return half a unit of the last digit of a printed number: the most that rounding can change.
-
-    literal: the printed text. number: its number, with a decimal point restored if the scan lost it.
-    """
+    """Return half a unit of the last digit of a printed number. literal, number: `value` and `number` of `Printed`."""
     digits = literal.strip().lstrip("+-").replace(",", ".")  # a scan's comma
     decimals = len(digits.partition(".")[2])
     if "." not in digits and number != float(digits or 0):  # a lost point: the same digits, with fewer before the point
@@ -122,16 +120,15 @@ def half_digit(literal: str, number: float) -> float:
 
 @cache
 def names() -> Mapping[str, Any]:
-    """Return the content of `names.yaml`."""
     return read_yaml((reference_dir() / "names.yaml").read_bytes())
 
 
 @cache
 def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
-    """Return all values that a table prints, by `Address.printed` (model, data, metric, method, budget as texts).
+    """Return `Address.printed` -> printed value, for all values of a table.
 
     Raises:
-        ConfigError: `names.yaml` lacks a name, one address has two values, or the table is a stand-in, which no paper prints.
+        ConfigError: `names.yaml` lacks a name, two values have the same address, or the table is a stand-in.
     """
     if is_stand_in(name):
         raise ConfigError(f"{name} is a stand-in, so no paper prints its numbers; give a paper's table")
@@ -153,30 +150,26 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
 
 
 def printed_address(row: Mapping[str, Any]) -> Address:
-    """Return the `Address` of a printed value, with the paper's names (model, method, column, ...) replaced by ours.
-
-    row: a row of `load`.
+    """Return the address of a printed value, in our names. row: a row of `load`.
 
     Raises:
         ConfigError: `names.yaml` lacks a name.
     """
     subset = f"/{row['subset']}" if row["subset"] else ""
-    column = _named("columns", f"{row['dataset']}{subset}:{row['metric']}", row)
+    column = _required_name("columns", f"{row['dataset']}{subset}:{row['metric']}", row)
     name = row["method"] + (f"|{row['variant']}" if row["variant"] else "")
     budget = row["budget"] or row["inferred_budget"]
     settings_at_budget = _lookup("methods", f"{name}@{budget}", row)
     method = settings_at_budget or _lookup("methods", name, row) or (None if row["variant"] else {"method": name})
-    address_keys = {"model": _named("models", row["model"], row), **column}
-    address_keys |= _named("methods", name, row) if method is None else method
+    address_keys = {"model": _required_name("models", row["model"], row), **column}
+    address_keys |= _required_name("methods", name, row) if method is None else method
     if row["budget_kind"] != NONE and not settings_at_budget:
         address_keys["budget"] = _BUDGET_TYPES[row["budget_kind"]](budget)
     return address(address_keys)
 
 
 def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
-    """Return our equivalent of a paper's name, None if there is none.
-
-    Names of its table are searched first, then names of its paper, then names of all papers.
+    """Return our equivalent of a paper's name, or None: for the row's table, else for the row's paper, else for all papers.
 
     kind: section of `names.yaml`. row: the printed value.
     """
@@ -185,7 +178,7 @@ def _lookup(kind: str, name: str, row: Mapping[str, Any]) -> Any:
     return next((names_of_kind[key] for key in keys if key in names_of_kind), None)
 
 
-def _named(kind: str, name: str, row: Mapping[str, Any]) -> Any:
+def _required_name(kind: str, name: str, row: Mapping[str, Any]) -> Any:
     our_keys = _lookup(kind, name, row)
     if our_keys is None:
         raise ConfigError(f"{row['id']}: names.yaml has no {kind} {name!r}; {nearest(name, names()[kind])}")

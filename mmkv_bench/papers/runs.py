@@ -1,4 +1,4 @@
-"""Commands that measure the numbers of the papers' tables: runs, calibrations and diagnostics."""
+"""Commands that measure the numbers of the papers' tables."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS
 
 PROGRAM = "mmkv-bench"
 SETTING = "efficiency_"
-"""Prefix of experiments with timed passes in conf/experiment. Experiments that ask questions are in its folder `papers`."""
+"""Prefix of files in conf/experiment that run timed passes. Files that ask questions are in conf/experiment/papers."""
 SAMPLES = 100
-"""Samples of a diagnostic, if neither the figure nor the data set's file states a number."""
+"""Number of samples of a diagnostic, if neither the figure nor the data set's file states one."""
 
 
 def experiment(name: str) -> str:
-    """Return the command that runs the experiment `name`.
-
-    It is a file of conf/experiment/papers, or of conf/experiment if its name begins with `SETTING`.
-    """
+    """Return the command that runs a file of conf/experiment/papers, or of conf/experiment if `name` begins with `SETTING`."""
     return f"{PROGRAM} experiment={name if name.startswith(SETTING) else f'papers/{name}'}"
 
 
 def command(address: Address, experiments: Sequence[str] = ()) -> str:
-    """Return the command that measures the printed number at `address` on the whole data set; "" if its model cannot be run.
+    """Return the command that measures the number at `address` on the whole data set; "" if the model cannot be run.
 
-    experiments: experiments that the number's table names; one of these measures a timed number.
+    experiments: experiments that the table names. If one of them runs the timed passes of `address`, its command is returned.
     """
     if not address.runs:
         return ""
@@ -52,7 +49,7 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
         ]
     else:
         names = [name for name, _ in members(address.dataset)] if is_group(address.dataset) else [address.dataset]
-        arguments += [f"dataset={_listed(map(file_of, names))}", "limit=null"]
+        arguments += [f"dataset={_list_text(map(file_of, names))}", "limit=null"]
         arguments += [f"page_size={name.rpartition('_')[2]}" for name in names if name != file_of(name)][:1]
         measures = "[ppl,self_rouge]" if address.metric in ("ppl", "rouge_l_sampled") else None
         for key, value in (("generation.max_new_tokens", address.max_new_tokens),
@@ -61,16 +58,13 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
     arguments += [f"reading={address.reading}"] * (address.reading != "paper")
     arguments += [f"protocol={address.protocol}"] * (address.protocol != "paper")
     arguments += [f"model.frames={address.frames}"] * (address.frames is not None)
-    arguments += [f"seed={_listed(address.seeds)}"] * (address.seeds != (0,))
+    arguments += [f"seed={_list_text(address.seeds)}"] * (address.seeds != (0,))
     command_line = shlex.join([PROGRAM, *arguments])
     return f"{calibrate(address)} && {command_line}" if address.method.calibrated else command_line
 
 
 def commands(addresses: Iterable[Address]) -> list[str]:
-    """Return the commands that measure several numbers, each command once.
-
-    Methods and budgets of one diagnostic share a command.
-    """
+    """Return the commands that measure several numbers, without duplicates. Methods and budgets of a diagnostic share one."""
     groups: dict[tuple[object, ...], list[Address]] = {}
     for one in addresses:
         key: tuple[object, ...] = (command(one),)
@@ -83,7 +77,7 @@ def commands(addresses: Iterable[Address]) -> list[str]:
 
 
 def artefact(address: Address) -> str:
-    """Return the path of the calibration file that the method of `address` reads; "" if it reads none."""
+    """Return the path of the calibration file for the method of `address`; "" if no source of a calibration is given."""
     source = address.method.calibrated
     if not source:
         return ""
@@ -95,7 +89,7 @@ def artefact(address: Address) -> str:
 
 
 def calibrate(address: Address) -> str:
-    """Return the command that makes the calibration file that the method of `address` reads."""
+    """Return the command that makes the file `artefact(address)`."""
     source = address.method.calibrated
     arguments = [
         PROGRAM,
@@ -136,19 +130,19 @@ def _setting(name: str) -> Mapping[str, Any]:
 
 
 def _diagnose(addresses: Sequence[Address]) -> str:
-    """Return the command that runs a diagnostic for several methods and budgets, and for `full`.
+    """Return the command that runs a diagnostic for several methods and budgets.
 
-    The command keeps existing measurements. addresses: equal in everything but method and budget.
+    addresses: equal in everything but the method's name and the budget.
     """
     address, diagnostic = addresses[0], DIAGNOSTICS[addresses[0].metric]
     arguments = ["diagnose", diagnostic.name, f"model={address.model}", f"dataset={address.dataset}"]
     if diagnostic.of_method:
         names = list(dict.fromkeys(one.method.name for one in addresses if one.budget)) or [address.method.name]
         changed_settings = address.method.changed.items()
-        arguments.append(f"method={_listed(names)}")
+        arguments.append(f"method={_list_text(names)}")
         arguments += [f"methods.{name}.{key}={_value(value)}" for name in names for key, value in changed_settings]
         budgets = list(dict.fromkeys(one.budget for one in addresses if one.budget))
-        arguments += [f"budget={_listed(budgets)}"] * bool(budgets)
+        arguments += [f"budget={_list_text(budgets)}"] * bool(budgets)
         arguments += [f"reading={address.reading}"] * (address.reading != "paper")
     arguments += [f"model.frames={address.frames}"] * (address.frames is not None)
     arguments += ["--samples", str(address.samples or samples_of(address.dataset) or SAMPLES)]
@@ -165,13 +159,13 @@ def _methods(address: Address) -> list[str]:
             variants.append(f"variants.{method.name}_variant={{base: {method.name}, {settings}}}")
         else:
             names.append(method.name)
-    return [f"method={_listed(names or ['full'])}", *variants]
+    return [f"method={_list_text(names or ['full'])}", *variants]
 
 
 def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _listed(values: Iterable[object]) -> str:
+def _list_text(values: Iterable[object]) -> str:
     texts = [str(value) for value in values]
     return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"

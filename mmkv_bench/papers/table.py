@@ -1,4 +1,4 @@
-"""Papers' tables as a `Table`: measured beside printed numbers, verdicts, notes, and csv records."""
+"""Papers' tables as `Table`: measured beside printed numbers, verdicts, notes and csv records."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
 """Format -> suffix of the files."""
 SAME, NO_CELL = "←", "no such cell"
-"""Texts of a place that is covered by the cell to its left, and of a place that the paper leaves out."""
+"""Texts of a place that the cell to its left covers, and of a place without a cell in the paper."""
 _INCOMPLETE_STATES = (State.NOT_RUN, State.PART, State.PLANNED)
-_EPSILON = 1e-9  # an interval narrower than this does not determine the digits
+_EPSILON = 1e-9  # an interval narrower than this does not determine the number of digits
 
 
 class Reasons(dict[str, str]):
-    """Reason -> its letter, in the order of the cells: a, b, ..., z, aa, ..."""
+    """Reason -> letter of the note below the table: a, b, ..., z, aa, ..."""
 
     def letter(self, reason: str) -> str:
-        """Return the letter of a reason below the table (a, b, ..., z, aa, ...); a new reason gets the next letter."""
+        """Return the letter of a reason; a new reason gets the next letter."""
         number, letter = len(self), ""
         while number >= 0:
             number, letter = number // 26 - 1, chr(ord("a") + number % 26) + letter
@@ -45,19 +45,18 @@ class Reasons(dict[str, str]):
 
 
 def render(filled: Sequence[FilledTable], form: str, *, notes: str = "short") -> str:
-    """Return tables as text. form: a key of `SUFFIXES`. notes: one of `NOTES`, which notes are printed."""
+    """Return tables as text. form: a key of `SUFFIXES`. notes: the printed notes, one of `NOTES`."""
     return write([paper_table(one) for one in filled], form, title="Tables of the papers", notes=notes)
 
 
 def frame(filled: Sequence[FilledTable]) -> pd.DataFrame:
-    """Return the csv records of the tables as a frame: one row per cell, numbers as numbers."""
+    """Return the csv records of the tables as a frame: one row per cell."""
     import pandas as pd
 
     return pd.read_csv(io.StringIO(render(filled, "csv")))
 
 
 def paper_table(filled: FilledTable) -> Table:
-    """Return a filled table of a paper as a `Table` of text cells."""
     layout, reasons = filled.layout, Reasons()
     order = "measured [95%]" if layout.stands_for else "measured / printed, difference [95% of measured] verdict"
     grids = [_grid(filled, block, reasons) for block in range(len(layout.blocks))]
@@ -99,10 +98,9 @@ def _grid(filled: FilledTable, block: int, reasons: Reasons) -> Grid:
 
 
 def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons: Reasons) -> Iterator[GridCell]:
-    """Yield the printed cells of one table row, one `GridCell` per column.
+    """Yield a `GridCell` for each column of a row. Equal neighbours, such as the full cache at all budgets, become one span.
 
-    row: for each column, the cells that are printed together in it. A cell that belongs to several columns, such as the full
-        cache at all budgets, is printed once and spans them.
+    row: for each column, the cells that are printed together.
     """
     for ids, group in groupby(row, key=lambda place: tuple(map(id, place))):
         place, *covered_places = group
@@ -115,11 +113,7 @@ def _places(filled: FilledTable, row: Sequence[tuple[FilledCell, ...]], reasons:
 
 
 def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[GridCell]:
-    """Return what is printed in one table cell, as one or more `GridCell`s.
-
-    These are its number or state (such as not run), further lines of a diagnostic, and numbers under other readings (versions
-    of the method's rules).
-    """
+    """Return a cell's number or state, further lines of a diagnostic, and numbers under other readings, as `GridCell`s."""
     measurement, printed = one.measured, "" if one.printed is None else f" / {number_text(one.printed)}"
     if measurement.value is None:
         marks = (reasons.letter(measurement.why),) if measurement.why else ()
@@ -129,25 +123,25 @@ def cells_of(filled: FilledTable, one: FilledCell, reasons: Reasons) -> list[Gri
         cells = curves or [_number(one, measurement)]
         if one.ratio:
             printed += ", ratio {:.3g} / {:.3g}".format(*one.ratio)
-        elif one.shown:
-            printed += f", {one.shown[0] - one.shown[1]:+.{_digits(one.known.half)}f}"
+        elif one.number_pair:
+            printed += f", {one.number_pair[0] - one.number_pair[1]:+.{_digits(one.printed_value.half)}f}"
         state_text = {State.MEASURED: "", State.PART: f"{State.PART} ({measurement.why}): "}.get(
             measurement.state, f"{measurement.state}: "
         )
-        judged_cell = _judged(cells[0], measurement, one.verdict, reasons)
+        judged_cell = _add_verdict(cells[0], measurement, one.verdict, reasons)
         cells[0] = replace(judged_cell, text=f"{state_text}{cells[0].text}{printed}")
     cells[0] = replace(cells[0], details=details(filled, one))
     for name, reading in one.readings.items():
         if reading.value is not None:
             reading_cell = replace(_number(one, reading, f"{name} "), interval="")
-            cells.append(_judged(reading_cell, replace(reading, unstated=()), one.words.get(name), reasons))
+            cells.append(_add_verdict(reading_cell, replace(reading, unstated=()), one.words.get(name), reasons))
     return cells
 
 
 def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> GridCell:
-    """Format a number with as many digits as the printed one.
+    """Format a number with as many decimals as the printed number.
 
-    Without a printed number it gets two digits of its interval's width, or else four significant digits.
+    Without a printed number, the interval's width gets two significant digits; without an interval, the number gets four.
     """
     assert line.value is not None
     has_interval = line.low is not None and line.high is not None
@@ -160,9 +154,8 @@ def _number(one: FilledCell, line: Measurement | Curve, label: str = "") -> Grid
     return GridCell(f"{label}{line.value:.{decimals}f}", line.value, interval)
 
 
-def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
-    """Return the printed cell with its verdict and marks: * for contradicted facts, † for unstated facts, a letter for the
-    reason."""
+def _add_verdict(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons: Reasons) -> GridCell:
+    """Add the verdict and marks to a cell: * for contradicted facts, † for unstated facts, a letter for the reason."""
     why_text = verdict.why if verdict else "; ".join(ours.mismatches)
     marks = ["*"] if ours.mismatches else ["†"] if ours.unstated else []
     marks += [reasons.letter(why_text)] if why_text else []
@@ -170,7 +163,7 @@ def _judged(cell: GridCell, ours: Measurement, verdict: Verdict | None, reasons:
 
 
 def number_text(printed: Printed) -> str:
-    """Return a printed value as text: as printed, or the number if the scan lost its decimal point."""
+    """Return a printed value as printed, or with the decimal point that the scan lost."""
     if not printed.value:
         return "unreadable"
     if printed.number is None or "." in printed.value:
@@ -183,11 +176,10 @@ def _digits(half: float) -> int:
 
 
 def details(filled: FilledTable, one: FilledCell) -> tuple[str, ...]:
-    """Return sentences on a table cell: its address (model, data, method, ...), the printed number, ours, and the allowed
-    difference."""
-    cell, first_address, printed = one.cell, one.cell.needed[0], one.printed
+    """Return sentences on a table cell: address, printed number, source of our number, and tolerance."""
+    cell, first_address, printed = one.cell, one.cell.needed_addresses[0], one.printed
     parts_text = (
-        f": the mean of {len(cell.parts)}, {_shortened([str(part) for part in cell.parts])}" if cell.parts else ""
+        f": the mean of {len(cell.parts)}, {_first_words([str(part) for part in cell.parts])}" if cell.parts else ""
     )
     lines = [f"{cell.address}{parts_text}"]
     lines += (
@@ -239,19 +231,19 @@ def _tolerance(one: FilledCell) -> list[str]:
 
 
 def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
-    """Return `<rows folder> <hash>` of each cell behind a number, or `<folder> <measurement>` of a diagnostic."""
+    """Return `<rows folder> <hash>` of each row behind a number, or `<folder> <measurement>` of a diagnostic."""
     return [filled.sources[row] for row in one.measured.rows] or [source for source in (one.measured.source,) if source]
 
 
 def _command(filled: FilledTable, one: FilledCell) -> str:
-    """Return the commands that make the missing rows of a cell, joined; "" if none are missing or none can be made."""
+    """Return the commands that measure a cell's number, joined; "" if the number is complete or cannot be measured."""
     if one.measured.state not in _INCOMPLETE_STATES:
         return ""
-    lines = (command(at, filled.layout.experiments) for at in one.cell.needed)
+    lines = (command(at, filled.layout.experiments) for at in one.cell.needed_addresses)
     return "; ".join(dict.fromkeys(filter(None, lines)))
 
 
-def _shortened(words: Sequence[str], most: int = 8, join: str = "; ") -> str:
+def _first_words(words: Sequence[str], most: int = 8, join: str = "; ") -> str:
     more_texts = [f"and {len(words) - most} more"] if len(words) > most else []
     return join.join([*words[:most], *more_texts])
 
@@ -261,7 +253,6 @@ def _counts(words: Counter[str], order: Iterable[str]) -> str:
 
 
 def _notes(filled: FilledTable, reasons: Reasons) -> list[Note]:
-    """Return the notes below a table."""
     layout = filled.layout
     warnings = [_stand_in(filled)] if layout.stands_for else []
     warnings.append(f"{_counts(filled.states, State)}, of {len(filled.cells)} cells{_missing(filled)}.")
@@ -311,20 +302,22 @@ def _stand_in(filled: FilledTable) -> str:
 
 
 def _missing(filled: FilledTable) -> str:
-    """Return a text with the commands that make the missing rows of all cells; "" if none are missing."""
+    """Return a text with the commands that measure all incomplete numbers; "" if there are none."""
     lacking_cells = [one for one in filled.cells if one.measured.state in _INCOMPLETE_STATES]
     experiments = filled.layout.experiments
     addresses_without_run = [
-        part for one in lacking_cells for part in one.cell.needed if not experiments or not has_numbers(part.metric)
+        part
+        for one in lacking_cells
+        for part in one.cell.needed_addresses
+        if not experiments or not has_numbers(part.metric)
     ]
     lines = [f"`{experiment(name)}`" for name in experiments if lacking_cells] + [
         f"`{line}`" for line in commands(addresses_without_run)
     ]
-    return f"; to run: {_shortened(lines, len(experiments) + 6, ', ')}" if lines else ""
+    return f"; to run: {_first_words(lines, len(experiments) + 6, ', ')}" if lines else ""
 
 
 def _verdicts(filled: FilledTable) -> list[str]:
-    """Return sentences with the counted verdicts on numbers, on differences to full, and on the paper's leads over baselines."""
     is_proposed = {f"{filled.layout.paper}'s own method": True, "all others": False}
     level_texts = [
         f"{who}: {verdict_counts}"
@@ -349,7 +342,6 @@ def _verdicts(filled: FilledTable) -> list[str]:
 
 
 def _layers(filled: FilledTable) -> list[str]:
-    """Return one sentence per line of a diagnostic with its number in each layer, and one with the versions of libraries."""
     notes = []
     for one in filled.cells:
         for curve in one.measured.curves:
@@ -361,7 +353,6 @@ def _layers(filled: FilledTable) -> list[str]:
 
 
 def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
-    """Return the csv record of a cell, with keys in the order of the columns."""
     address, ours, printed, cell_tolerance = one.cell.address, one.measured, one.printed, one.tolerance
     tolerance = (
         [""] * 4
@@ -383,7 +374,7 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
         "of": ours.of or "",
         "printed": number_text(printed) if printed else "",
         **{name: getattr(printed, name) if printed else "" for name in ("unit", "status", "reason", "line")},
-        "difference": "" if one.shown is None else _six(one.shown[0] - one.shown[1]),
+        "difference": "" if one.number_pair is None else _six(one.number_pair[0] - one.number_pair[1]),
         "verdict": one.verdict.word if one.verdict else "",
         **dict(zip(("margin", "half_digit", "one_answer", "rival"), tolerance, strict=True)),
         "readings": "; ".join(_reading(one, name) for name in one.readings if one.readings[name].value is not None),
@@ -400,7 +391,6 @@ def _record(filled: FilledTable, one: FilledCell) -> dict[str, Any]:
 
 
 def _reading(one: FilledCell, name: str) -> str:
-    """Return the number and the verdict under a further reading (version of the method's rules) as text. name: the reading."""
     reading = one.readings[name]
     reading_texts = (
         _number(one, reading, f"{name} ").text,

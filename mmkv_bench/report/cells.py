@@ -23,7 +23,7 @@ from mmkv_bench.errors import MMKVError
 from mmkv_bench.report.formatting import number, number_words
 from mmkv_bench.report.formatting import numbers as rounded
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES
-from mmkv_bench.tables.scores import coded, is_text, numbers
+from mmkv_bench.tables.scores import encode, is_text, numbers
 from mmkv_bench.tables.stored_rows import config_of, frame
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class AnswerTable:
     """Rows of `responses` by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
 
     def __init__(self, table: pa.Table) -> None:
-        names, cell_codes = coded(frame(table.select(["cell"]))["cell"])
+        names, cell_codes = encode(frame(table.select(["cell"]))["cell"])
         cell_bounds = np.searchsorted(cell_codes, np.arange(len(names) + 1)).tolist()
         self._none = table.slice(0, 0)
         self._rows = {

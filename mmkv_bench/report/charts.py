@@ -10,7 +10,7 @@ from mmkv_bench.report.formatting import budget_words, byte_words, number
 from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView, cost_value
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import COLOURS, GREY, MARKERS, Look, looks
-from mmkv_bench.tables.questions import LOOKS, MODES, PLACE, aside
+from mmkv_bench.tables.questions import LOOKS, MODES, PLACE, x_shift
 from mmkv_bench.tables.table import Table
 from mmkv_bench.tables.text import axis_words, ranks_text
 
@@ -168,7 +168,7 @@ def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
         rows = line[line["mode"] == mode]
         interval_bounds = rows[["low", "high"]].astype(object).where(rows[["low", "high"]].notna(), None)
         points = list(zip(rows["value"], interval_bounds["low"], interval_bounds["high"], strict=True))
-        trace = _trace(mode, [number(place + aside(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
+        trace = _trace(mode, [number(place + x_shift(mode, modes)) for place in rows["place"]], points, LOOKS[mode])
         points_of_mode = zip(rows["place"], rows["value"], strict=True)
         hover_texts = [f"{mode}, question {place}: {value:.2f}" for place, value in points_of_mode]
         traces.append(trace | {"text": hover_texts, "hoverinfo": "text"})

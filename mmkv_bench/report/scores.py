@@ -14,7 +14,7 @@ from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.cost_rows import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable, cell_key
-from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, predicts_nothing, ranks_over
+from mmkv_bench.tables.dataset_groups import TaskRanks, families, headlines, ranking_warning, ranks_over
 from mmkv_bench.tables.figure import Look, looks
 from mmkv_bench.tables.score_notes import score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
@@ -307,7 +307,7 @@ def _ranks(ranked: TaskRanks) -> FamilyRanks:
     order_by_mean = sorted(
         range(len(methods)), key=lambda at: (sum(means[at]), means[at][1], text_field(methods[at])[1])
     )
-    note = [words[:1].upper() + words[1:] for words in predicts_nothing(ranked.tables[0].context["model"])]
+    note = [words[:1].upper() + words[1:] for words in ranking_warning(ranked.tables[0].context["model"])]
     if ranked.apart:
         note.append(f"On some of the tasks only: {', '.join(names[label] for label in ranked.apart)}.")
     return FamilyRanks(

@@ -37,9 +37,9 @@ from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.rows import refuse_malformed
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import cached_rows, tally
-from mmkv_bench.tables.status import asked_at, label
+from mmkv_bench.tables.status import label, question_position
 from mmkv_bench.tables.stored_rows import BASELINE, config_of, context_key, dataset_node, frame, with_limits
-from mmkv_bench.tables.text import interval_text, score, signed
+from mmkv_bench.tables.text import interval_text, score, signed_score
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,7 +174,7 @@ def _words(row: Mapping[str, Any]) -> dict[str, set[str]]:
         "budget": budgets,
         **{name: {row[name]} - {None} for name in ("dataset", "model", "protocol", "reading")},
         "seed": set() if row["seed"] is None else {f"seed={row['seed']}"},
-        "place": set(asked_at(row)),
+        "place": set(question_position(row)),
     }
 
 
@@ -182,7 +182,7 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     budget = row["budget_entries"] if row["budget_entries"] is not None else row["budget_fraction"]
     sort_key: tuple[Any, ...] = (row["dataset"], row["model"], row["protocol"], row["base"] != BASELINE, row["method"])
     sort_key += (row["budget_fraction"] is not None, float(budget or 0), row["seed"] or 0, row["reading"] or "")
-    return *sort_key, asked_at(row)
+    return *sort_key, question_position(row)
 
 
 MOST = 200
@@ -297,7 +297,7 @@ def _scores(console: Console, cells: StoreCells, cell: str) -> None:
     )
     lines = []
     for row in rows:
-        difference_text = "" if row["difference"] is None else signed(row["difference"])
+        difference_text = "" if row["difference"] is None else signed_score(row["difference"])
         difference_interval = " ".join(
             filter(None, (difference_text, interval_text(row["difference_low"], row["difference_high"])))
         )

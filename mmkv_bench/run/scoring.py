@@ -22,7 +22,7 @@ from mmkv_bench.store.parts import keys
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.tally import digests_of_cells, tally
 from mmkv_bench.tables.metric_rows import JUDGE, metrics_rows
-from mmkv_bench.tables.score_consistency import SUMMED, cells_beside, sums_of
+from mmkv_bench.tables.score_consistency import SUM_COLUMNS, miscounted_cells, sums_of
 from mmkv_bench.tables.stored_rows import ReadOnce, frame
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def cells_to_score(
         sums_by_cell, cells_of_block = sums_of(scored), set(answered["cell"].unique().to_pylist())
         metrics_of_block = [row for row in metrics if row["cell"] in cells_of_block]
         totals_of_metrics = [(row, sums_by_cell.get((row["cell"], row["metric"]))) for row in metrics_of_block]
-        changed_cells |= cells_beside(sums_by_cell, metrics_of_block) | {
+        changed_cells |= miscounted_cells(sums_by_cell, metrics_of_block) | {
             row["cell"] for row, total in totals_of_metrics if total and total.contradicts(row)
         }
         answered_cells |= cells_of_block
@@ -119,7 +119,7 @@ def _answers_and_scores(
         return
     rows_by_cell = Counter(store.counts("responses")) + Counter(store.counts("samples"))
     for own in blocks(names, rows_by_cell, AT_ONCE):
-        yield store.responses(own, columns, coded=True), store.samples(own, SUMMED, coded=True)
+        yield store.responses(own, columns, coded=True), store.samples(own, SUM_COLUMNS, coded=True)
 
 
 def _cells_with_other_samples(answered: pa.Table, scored: pa.Table) -> set[str]:

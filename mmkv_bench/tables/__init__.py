@@ -1,6 +1,6 @@
-"""Tables and figures: pure functions of rows. No model, no torch, no lmms-eval.
+"""Tables and figures, made from stored rows without model, torch or lmms-eval.
 
-`rows` reads and checks the rows, `build` makes tables of scores, and `costs` makes tables of costs. `score_text`, `cost_text` and
-`dataset_groups` turn these tables into `table.Table`, which `formats.write` writes in any format. `figure` and its neighbours
-draw. `metrics` computes the `metrics` rows.
+`stored_rows` reads and checks rows, `build` makes tables of scores, `costs` makes tables of costs. `score_text`, `cost_text` and
+`dataset_groups` turn these tables into `table.Table`, which `formats.write` writes in any format. `metric_rows` computes the
+`metrics` rows.
 """

@@ -1,4 +1,4 @@
-"""Facts about a table cell besides its score, counted from its answers: excess entries, fallbacks, untested answers."""
+"""Counts over the answers of a method at a budget: answers over the budget, with fallbacks, or untouched by compression."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mmkv_bench.protocols import protocol
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.scores import Sheet, is_text, lists_of, numbers, placed
+from mmkv_bench.tables.scores import Sheet, is_text, lists_of, numbers, positions_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,36 +22,36 @@ COLUMNS = (
     *("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full", "budget_entries"),
     *("context_tokens", "bytes_held", "bytes_state"),
 )
-"""Columns of the responses that an audit is counted from, besides status, fallbacks and finish reasons."""
+"""Columns of the responses that an audit reads, besides status, fallbacks and finish reasons."""
 CHOSEN = "chosen"
 FREE_COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
-"""Columns of the responses of `full` from which the free share is counted."""
+"""Columns of the responses of `full` that `free_share` reads."""
 MOSTLY = 0.5
-"""From this free share on, a task is mostly free."""
-_PACKED_BYTES_RATIO = (
-    0.9  # below this part of the entries' share of the full cache: packed; padding of ragged heads adds bytes
-)
+"""From this `free_share` on, compression hardly matters for a task."""
+_PACKED_BYTES_RATIO = 0.9
+"""Entries are packed if they take less than this part of the bytes that as many entries of the full cache take."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Facts about the ok responses of one table cell, all its seeds together. Plain counts are numbers of responses.
+    """Facts about the scored ok responses of a method at a budget, over all seeds. Integers are numbers of responses.
 
     over: responses that keep more entries than the budget allows.
-    excess_mean, excess_worst: mean and maximum of kept / allowed - 1 over these responses.
+    excess_mean, excess_worst: mean and maximum of kept / allowed entries - 1 over these responses.
     fallbacks: reason -> number of responses.
     from_prefill: responses whose tokens, except the end token, all came from the full prefill, so that compression could
         not change them (one-token answers under protocol paper).
     text_before_cut: responses whose compressed context contained question text (protocol query_agnostic).
     packed: responses whose entries are stored in fewer bits than the model's dtype.
-    retrievable: responses that can read more entries than are resident, for instance from host memory. Cells with packed or
-        retrievable responses are described by bytes, because their number of entries says little.
-    device, host: mean bytes of entries on the device (with metadata) and in host memory, over the full cache's bytes.
-    reach: mean of readable / resident entries.
-    held: mean of all bytes held, with reserved slots and buffers, over the full cache's bytes; None if a row lacks the column.
-    chosen: responses to samples that were requested by id (`chosen_apart`).
-    of_all: mean of bytes left / bytes of the full model state, recurrent states and window layers included; 0 if the model
-        has no such state.
+    retrievable: responses that can read more entries than are resident, for instance from host memory.
+    device, host: mean bytes of entries on the device (with metadata) and in host memory, over the full cache's bytes; 1 and 0
+        unless responses are packed or retrievable.
+    reach: mean of readable / resident entries over the retrievable responses.
+    held: mean of all bytes held for entries, with reserved slots and buffers, over the full cache's bytes; None if no response
+        is packed or retrievable, or if a row lacks the column.
+    chosen: responses to samples that were requested by id (`mask_chosen_apart`).
+    of_all: mean of bytes left / bytes of the full state, including recurrent states and window layers; 0 for a model without
+        these.
     """
 
     n: int = 0
@@ -72,10 +72,9 @@ class Audit:
 
     @property
     def comparable(self) -> bool:
-        """True if this table cell (a method at a budget) may be compared with others that keep as many entries.
+        """True if scores may be compared with other methods' scores at the same budget.
 
-        It may if its entries are neither quantised nor offloaded, no answer exceeds the budget, and no sample was requested by
-        id.
+        Entries must be neither quantised nor offloaded, no answer may exceed the budget, and no sample was requested by id.
         """
         return not (self.packed or self.retrievable or self.over or self.chosen)
 
@@ -86,7 +85,11 @@ _SUMS = ("n", *_FLAGS, "known", "device", "host", "reach", "held", "of_all")
 
 @dataclass
 class _Counts:
-    """Sums of `_SUMS`, excess of each answer over the budget, and reason -> answers, of one cell's scored ok answers."""
+    """Counts over the ok answers of one cell (stored setting) that have a score of one metric.
+
+    sums: sums of the facts `_SUMS`. excess: kept / allowed entries - 1 of each answer over the budget.
+    fallbacks: reason -> number of answers.
+    """
 
     sums: np.ndarray
     excess: np.ndarray
@@ -94,36 +97,34 @@ class _Counts:
 
 
 class Audits:
-    """Audits of a sheet's cells. Answers are read and counted block by block, so that few are in memory at a time.
+    """Audits of the cells (stored settings) of a sheet. Answers are counted frame by frame, to save memory.
 
     Args:
         blocks: frames of responses; all answers of a cell are in one frame.
-        sheet: the scores of these cells.
+        sheet: the scores of these answers.
     """
 
     def __init__(self, blocks: Iterable[pd.DataFrame], sheet: Sheet) -> None:
         self._counts: dict[tuple[int, str], _Counts] = {}
         self._unscored = np.zeros(len(sheet.cells), np.int64)
         self._metrics: dict[int, list[tuple[str, slice]]] = {}
-        for cell, metric, at in sheet.every():
+        for cell, metric, at in sheet.slices():
             self._metrics.setdefault(cell, []).append((metric, at))
         for block in blocks:
             if not block.empty:
                 self._add(block, sheet)
 
     def unscored(self, cell: int) -> int:
-        """Return the number of answers of one cell (a method at a budget, with one seed) that have no score of any metric.
+        """Return the number of answers of the sheet's cell at position `cell` that have no score of any metric.
 
-        One metric would not tell, because a dataset may score each kind of question with another metric.
-
-        cell: position of the cell in the sheet's list of cells.
+        A dataset may score each kind of question with another metric, so a single metric would not tell.
         """
         return int(self._unscored[cell])
 
     def audit(self, cells: Sequence[int], metric: str) -> Audit:
-        """Return the `Audit` of the answers that have a score of `metric`, over all `cells`.
+        """Return the `Audit` of the ok answers that have a score of `metric`.
 
-        cells: positions of cells that differ only by seed. Failed answers are left out.
+        cells: positions of cells of the sheet that differ only by seed.
         """
         counts = [self._counts[cell, metric] for cell in cells if (cell, metric) in self._counts]
         sums = dict(zip(_SUMS, np.sum([each.sums for each in counts], axis=0), strict=True)) if counts else {}
@@ -148,7 +149,7 @@ class Audits:
         )
 
     def _add(self, block: pd.DataFrame, sheet: Sheet) -> None:
-        cells, samples = placed(block["cell"], sheet.cells), placed(block["sample_id"], sheet.ids)
+        cells, samples = positions_in(block["cell"], sheet.cells), positions_in(block["sample_id"], sheet.ids)
         order = np.lexsort((samples, cells))
         order = order[cells[order] >= 0]
         samples, starts = samples[order], np.searchsorted(cells[order], np.arange(len(sheet.cells) + 1))
@@ -172,11 +173,10 @@ class Audits:
 
 
 def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (facts, excess) of the answers in `block`, one row per answer.
+    """Return (facts, excess) of the answers at positions `order` of `block`.
 
     facts: float64 [answers, len(_SUMS)], one column per name in `_SUMS`; a condition is 0 where a column that it needs is null.
-    excess: kept / allowed entries - 1 of each answer; NaN without a budget.
-    order: int [answers], the rows of `block` to use, in this order.
+    excess: float64 [answers], kept / allowed entries - 1; NaN without a budget.
     """
     absent = np.full(len(order), np.nan)
     column = {name: numbers(block[name])[order] if name in block else absent for name in COLUMNS}
@@ -187,8 +187,8 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
     stored_bytes = column["bytes_device"] + np.nan_to_num(column["bytes_host"])
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = entries_resident / entries_asked - 1
-        # Entries of the full cache: `asked` is the budget, or the whole prompt, times the number of heads. Without a budget
-        # nothing is evicted.
+        # Entries of the full cache. `entries_asked` counts min(budget, prompt) entries in each head; without a budget nothing
+        # is evicted.
         full_entries = np.where(
             np.isnan(entries_asked),
             entries_resident,
@@ -215,11 +215,9 @@ def _facts(block: pd.DataFrame, order: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """List all fallbacks (replacements that a method reported, such as another scorer) of the answers in `order`, as arrays.
+    """Return the fallbacks that the answers at positions `order` of `block` report, one item per answer and fallback.
 
-    A Python object per row would be slow.
-
-    Return (distinct names, number of the name of each fallback, position in `order` of the answer of each fallback).
+    They are (distinct names, position of each item's name among these, position in `order` of each item's answer).
     """
     lists_of_reasons = lists_of(block["fallback"], pa.string(), order)
     coded_reasons = lists_of_reasons.flatten().dictionary_encode()
@@ -228,14 +226,13 @@ def _fallbacks(block: pd.DataFrame, order: np.ndarray) -> tuple[list[str], np.nd
 
 
 def free_share(answers: pd.DataFrame, name: str) -> float | None:
-    """Return the mean share of an answer's tokens that come from the full prefill; None if the protocol takes none from it.
+    """Return the mean share of an answer's tokens that the full prefill gives.
 
-    The end token is not counted. Closing tokens that all answers share are not counted either, unless all answers are equal.
-    An answer without any other token counts as coming wholly from the prefill.
+    The end token and final tokens that all answers share (unless all answers are equal) are not counted. An answer without
+    other tokens has the share 1. None without ok answers, or if the protocol takes no token from the full prefill.
 
     Args:
-        answers: `responses` rows of one cell of `full`, with `FREE_COLUMNS`. Those of `full` are the same for every method
-            of a table.
+        answers: `responses` rows of the full cache, with `FREE_COLUMNS`.
         name: name of the protocol.
     """
     free_tokens = protocol(name).from_prefill
@@ -256,14 +253,10 @@ def _closing(texts: Sequence[list[int]]) -> int:
     return closing_tokens if len(set(map(tuple, texts))) > 1 else 0
 
 
-def chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
-    """Mask the answers to samples that were requested by id and lie beyond those that their cell answered in dataset order.
+def mask_chosen_apart(store: Store, answers: pa.Table) -> np.ndarray | None:
+    """Mask the answers to samples requested by id that lie behind all samples which the same cell answered in dataset order.
 
-    Cells with such samples are not compared with others. Return None if there are no such answers.
-
-    Args:
-        store: the store of the answers.
-        answers: table of `Store.responses`, with `cell` and `chosen`.
+    Return bool [answers], or None if there are no such answers. answers: rows of `responses`, with `cell` and `chosen`.
     """
     is_chosen = pc.fill_null(answers[CHOSEN], False).to_numpy()
     if not is_chosen.any():

@@ -1,4 +1,4 @@
-"""Tables from rows: cells are grouped by context, metric and kind of budget; seeds are joined; pairs are compared."""
+"""Tables of scores from rows: one per context, metric and kind of budget, with seeds averaged and methods compared."""
 
 from __future__ import annotations
 
@@ -39,11 +39,14 @@ def build(
 ) -> list[ScoreTable]:
     """Return all tables of the rows, ordered by context (model, dataset, protocol and the other `CONTEXT` columns).
 
-    The filters name what to keep; None keeps everything. Metrics of fidelity get tables only if `metrics` names them: every
-    run has them, and `score_text.fidelity_tables` prints them together.
+    A metric of fidelity (distance from the full cache's token distributions) gets a table only if `metrics` names it;
+    `score_text.fidelity_tables` prints all of them in one table.
+
+    Args:
+        datasets, protocols, readings, metrics: names to keep; None: all.
 
     Raises:
-        ConfigError: there are no scores of trained weights, or a filter names something that the rows do not have.
+        ConfigError: there are no scores of trained weights, or the rows lack a given name.
         StoreError: rows contradict each other.
     """
     import pandas as pd
@@ -73,7 +76,7 @@ _METRICS = ("cell", "metric", "lmms_eval", "judge", "judge_prompts", "judge_temp
 
 
 class _Parts:
-    """Data that all tables share, read once: scores, audits, judges, and lmms-eval's aggregates from the `metrics` rows."""
+    """Data that all tables share. lmms_eval: (hash, metric) -> lmms-eval's aggregate. judges: (hash, metric) -> judge."""
 
     def __init__(self, rows: Rows):
         import pandas as pd
@@ -105,7 +108,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
         scored = [cell for cell in cells if len(sheet.sample[sheet.rows(cell[0], metric)])]
         if scored:
             groups[key] = SeedGroup(*zip(*scored, strict=True))
-            groups[key].refuse_twins()
+            groups[key].refuse_equal_seeds()
     scores = {key: sheet.scores(group.places, metric) for key, group in groups.items()}
     numbers_of = headlines(list(scores.values()), sweep.context["dataset"], metric)
     common_ids = common_samples(scores.values())
@@ -143,7 +146,7 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
-    """Return the sentence of the full-cache gate; None if no configuration of these cells has an expected score."""
+    """Return `ScoreTable.gate`."""
     if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))

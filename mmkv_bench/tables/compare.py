@@ -1,7 +1,7 @@
-"""Comparisons of cells in pairs: columns of a table, every pair of its lines, a part of a table, and cells against `full`.
+"""Paired comparisons between the lines of a table, and between settings and the full cache.
 
-Whoever picks two methods out of ten has still looked at ten. In a part of a table, bold, ranks and the verdict that counts
-are still those of the whole table. The correction over the part alone is printed beside them, for information only.
+Whoever picks two methods out of ten has looked at ten. So a table with selected lines keeps bold, ranks and verdicts of the whole
+table, and p-values that are corrected over the selected pairs alone are printed beside them, for information.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Difference:
-    """Score of a cell minus score of another cell over their `n` common samples; None without common samples.
+    """Difference of two scores over `n` common samples. value: None without common samples.
 
-    low, high: ends of the 95 % interval, or None."""
+    low, high: ends of the 95 % interval, or None.
+    """
 
     n: int
     value: float | None
@@ -38,14 +39,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Pair:
-    """Comparison of two lines of a table, `a` and `b`, at one budget.
+    """Comparison of two lines of a table, labelled `a` and `b`, at one budget.
 
     difference: score of a - score of b over `n` common samples. p: p-value of the paired test, uncorrected.
-    low, high: confidence interval of the difference; None without a claim, infinite if no difference would be rejected.
-    adjusted: p-value with Holm's correction over all pairs of competing lines (`family`).
-    level: confidence level of the interval. better: label of the line that is proven better, if one is.
-    These three are None unless both lines compete; the interval then has 95 %.
-    asked: p-value with Holm's correction over only the comparisons that the user requested at this budget.
+    low, high: ends of the confidence interval of the difference; None without an interval, infinite if the test would reject no
+        difference.
+    adjusted: p-value with Holm's correction over all pairs of competing lines (`family`); None unless both lines compete.
+    level: confidence level of the interval; None unless both lines compete (the interval then has 95 %).
+    better: label of the line that is proven better; None if neither is, and None unless both lines compete.
+    p_requested: p-value with Holm's correction over only the comparisons that the user requested at this budget.
     """
 
     budget: str
@@ -60,24 +62,24 @@ class Pair:
     adjusted: float | None = None
     level: float | None = None
     better: str | None = None
-    asked: float | None = None
+    p_requested: float | None = None
 
     @property
     def compete(self) -> bool:
-        """True if both lines are compared for bold and ranks, so that their p-value is corrected together with the others."""
+        """True if both lines compete for bold and ranks."""
         return self.level is not None
 
     @property
-    def turned(self) -> Pair:
+    def swapped(self) -> Pair:
         """The same pair with a and b exchanged."""
         low, high = (None if end is None else -end for end in (self.high, self.low))
         return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
 
 
 def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
-    """Join the scores of several cells of one sheet into one array over all samples that any of the cells has.
+    """Join several `Scores` of one sheet into one array over all samples that occur in any of them.
 
-    Its shape is [cells, samples], or [cells, samples, parts] for a pooled metric; NaN where a cell has no valid score.
+    Its shape is [len(scores), samples], or [len(scores), samples, parts] for a pooled metric; NaN where a sample is not ok.
     """
     sample_ids, clusters = scores[0].samples, scores[0].clusters
     same_samples = all(np.array_equal(cell.samples, sample_ids) for cell in scores)
@@ -98,11 +100,9 @@ def samples_of(scores: Sequence[Scores], metric: str) -> Samples:
 
 
 def columns(table: ScoreTable) -> dict[str, Column]:
-    """Run paired tests between the competing methods of a table, and return budget -> tested column.
+    """Run paired tests between the competing methods at each budget, and return budget -> results ("" without budgets).
 
-    The key is "" if the table has no budgets. Three kinds of table cells are left out: cells over their budget, cells with
-    quantised or offloaded entries, whose size the number of entries does not tell, and cells with samples that were requested
-    by id.
+    Methods that `Audit.comparable` excludes at a budget, such as methods with quantised entries, are left out.
     """
     columns_of = {}
     for budget in table.budgets or ("",):
@@ -115,18 +115,18 @@ def columns(table: ScoreTable) -> dict[str, Column]:
 
 
 def separated_pairs(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Return the pairs of lines that are proven different, budget by budget; with `against`, only pairs with that line."""
+    """Return the pairs of lines that are proven different, budget by budget. against: as in `requested_pairs`."""
     return [
         pair
         for budget, column in table.columns.items()
-        for pair in _pairs(budget, column, np.flatnonzero(column.separated & asked_pairs(table, column, against)))
+        for pair in _pairs(budget, column, np.flatnonzero(column.separated & requested_pairs(table, column, against)))
     ]
 
 
-def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -> np.ndarray:
-    """Mask the pairs [P] of `column` whose two lines are both shown in the table.
+def requested_pairs(table: ScoreTable, column: Column, against: str | None = None) -> np.ndarray:
+    """Mask the pairs of `column` whose two lines are both in the table, bool [pairs].
 
-    against: name or label of a line; then only pairs with this line.
+    against: name or label of a line; then only pairs with this line are masked.
     """
     in_table = np.isin(column.names, [line.label for line in table.methods])
     in_against = np.isin(column.names, [line.label for line in table.methods if against in _names(line)])
@@ -135,9 +135,9 @@ def asked_pairs(table: ScoreTable, column: Column, against: str | None = None) -
 
 
 def every_pair(table: ScoreTable) -> list[Pair]:
-    """Return all pairs of table lines (methods) at every budget, in the table's order, including pairs that do not compete.
+    """Return all pairs of lines with common samples, budget by budget, including pairs that do not compete.
 
-    A line without a budget is paired with the others at every budget. Pairs without common samples are left out.
+    A line without a budget is paired with the others at every budget.
     """
     pairs_of_budgets = []
     for budget in table.budgets or ("",):
@@ -170,7 +170,7 @@ def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete
 
 
 def against(scores: Sequence[Scores], baseline: Scores, metric: str) -> list[Difference]:
-    """Return each cell's score minus `baseline`, with 95 % intervals. A cell's numbers do not depend on the other cells."""
+    """Return each of `scores` minus `baseline`, with 95 % intervals that are not corrected for the number of `scores`."""
     samples = samples_of([*scores, baseline], metric)
     line_numbers = np.arange(len(scores))
     column = compare_pairs(
@@ -182,7 +182,7 @@ def against(scores: Sequence[Scores], baseline: Scores, metric: str) -> list[Dif
     ]
 
 
-def narrowed(
+def select_lines(
     tables: Sequence[ScoreTable],
     methods: Sequence[str] | None = None,
     budgets: Sequence[str] | None = None,
@@ -190,30 +190,29 @@ def narrowed(
 ) -> list[ScoreTable]:
     """Return copies of the tables with only the given methods and budgets; tables without any of them are left out.
 
-    Lines without a budget stay. Bold and ranks stay those of the whole tables, because choosing lines afterwards must not change
-    a verdict.
+    Lines without a budget stay, whatever `budgets`. Bold and ranks stay those of the whole tables.
 
     Args:
-        methods: names or labels of table lines; None: all.
+        methods: names or labels of lines; None: all.
         budgets: budgets as text; None: all.
         against: name or label of one more line to keep.
 
     Raises:
-        ConfigError: no table has a line or a budget of that name.
+        ConfigError: no table has a given line or budget.
     """
     extra_names = [against] if against else []
-    asked_names = None if methods is None else [*methods, *extra_names]
+    requested_names = None if methods is None else [*methods, *extra_names]
     lines = {name for table in tables for line in table.methods for name in _names(line)}
-    check_names("method", asked_names or extra_names, lines)
+    check_names("method", requested_names or extra_names, lines)
     check_names("budget", budgets or (), {budget for table in tables for budget in table.budgets})
-    narrowed_tables = [(table, _part(table, asked_names, budgets)) for table in tables]
+    narrowed_tables = [(table, _part(table, requested_names, budgets)) for table in tables]
     return [
         part for whole, part in narrowed_tables if part.entries and (part.budgets or not (budgets and whole.budgets))
     ]
 
 
 def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> ScoreTable:
-    table.unranked()  # decides for each whole column whether it can be ranked, and remembers it for the part
+    table.unranked()  # caches for each budget whether the whole table's methods can be ranked
     shown_budgets = [budget for budget in table.budgets if budgets is None or budget in budgets]
     labels = {line.label for line in table.methods if methods is None or not _names(line).isdisjoint(methods)}
 
@@ -235,32 +234,29 @@ def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[st
 
 
 def _names(line: Line) -> set[str]:
-    """Return the names that a user may write for this line of a table."""
     return {line.label, line.name}
 
 
 def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
-    """Return all pairs of table lines (methods) at every budget, with the p-value `asked`.
+    """Return all pairs of lines, with p-values `p_requested` that are corrected over the returned pairs of the same budget.
 
-    It is corrected over only these pairs at the same budget.
-
-    against: name or label of a line. Then only pairs with this line are returned, as its score minus the other's.
+    against: name or label of a line. Then only pairs with this line are returned, with this line as `a`.
     """
     labels_against = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & labels_against) == 1]
-    pairs = [pair.turned if pair.b in labels_against else pair for pair in pairs]
+    pairs = [pair.swapped if pair.b in labels_against else pair for pair in pairs]
     corrected = []
     for _, same_budget in groupby(pairs, lambda pair: pair.budget):  # `every_pair` goes budget by budget
         budget_pairs = list(same_budget)
         adjusted = holm(np.array([pair.p for pair in budget_pairs]))[0].tolist()
-        corrected += [replace(pair, asked=p) for pair, p in zip(budget_pairs, adjusted, strict=True)]
+        corrected += [replace(pair, p_requested=p) for pair, p in zip(budget_pairs, adjusted, strict=True)]
     return corrected
 
 
 def better(pair: Pair, p: float | None, falling: bool) -> str:
-    """Return the label of the better line at the corrected p-value `p`, or `undecided`, or `no rivals` if p is None.
+    """Return the label of the better line; `undecided` if `p` is above `ALPHA`; `no rivals` if `p` is None.
 
-    falling: smaller values are better.
+    p: corrected p-value. falling: True if smaller scores are better.
     """
     if p is None:
         return "no rivals"

@@ -1,7 +1,7 @@
-"""The cells of one context and kind of budget: lines, budgets, seeds and versions, and the full-cache check of their model.
+"""The stored settings ("cells") of one context and kind of budget, as lines, budgets and seeds, and the full-cache gate.
 
-The check compares the score of `full` with a paper's. If they differ, the model, its prompts or the data are set up
-differently, and differences between methods say less about the paper's differences.
+The gate compares the full cache's score with the score that a paper prints. If they differ, model, prompts or data are not set up
+as the paper's, and measured differences between methods say less about the paper's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FullCacheGate:
-    """Expected score of `full`. scale: printed value = scale x ours. source: the paper or setting that states the score."""
+    """Score that the full cache should reach, and its tolerance, both in the unit that the paper prints.
+
+    scale: printed value = scale x our value. source: the paper or setting that states the score.
+    """
 
     expected: float
     tolerance: float
@@ -30,35 +33,29 @@ class FullCacheGate:
     source: str
 
     def passes(self, value: float) -> bool:
-        """Return True if `value`, the measured score of `full`, is within the tolerance of the expected score.
-
-        Both are compared in the unit that the paper prints, up to rounding.
-        """
+        """Return True if the measured score `value` of `full` is within the tolerance."""
         return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
 
 
-def gates_of(config: str) -> bool:
-    """Return True if a configuration (JSON) contains expected scores of the full cache.
-
-    These are a list `gates` in the model's file, or the run's `gate.expected`.
-    """
+def has_expected_score(config: str) -> bool:
+    """Return True if a configuration (JSON) has expected full-cache scores: `gates` of the model, or `gate.expected`."""
     values = config_of(config)
     expected_score = (values.get("gate") or {}).get("expected")
     return expected_score is not None or (values.get("model") or {}).get("gates") is not None
 
 
 def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
-    """Return the score that the full cache is expected to reach on a dataset's metric; None if no score is configured.
+    """Return the score that the full cache should reach on a dataset's metric; None if no score is configured.
 
-    `gate.expected` of the run is used first, then the entry in the model's file. `gate.expected` is one number, so it applies
-    only to the first metric of a run with one dataset. Fixture data have no expected score.
+    The run's `gate.expected` precedes the `gates` of the model, but applies only to the first metric of a run with one dataset.
+    Fixture data have no expected score. config: JSON.
     """
     if dataset.endswith(FIXTURE):
         return None
     values = config_of(config)
     gate_node = values.get("gate") or {}
     printed_gate = _printed(values, dataset=dataset, metric=metric)
-    if gate_node.get("expected") is None or (dataset, metric) != _of_expected(values):
+    if gate_node.get("expected") is None or (dataset, metric) != _gated_metric(values):
         return printed_gate
     tolerance = gate_node.get("tolerance")
     if tolerance is None:
@@ -67,17 +64,17 @@ def find(config: str, dataset: str, metric: str) -> FullCacheGate | None:
 
 
 def find_group(config: str, group: str) -> FullCacheGate | None:
-    """Return the mean score that the full cache should reach on a group of datasets; None if the model's file has none.
+    """Return the mean score that the full cache should reach on a group of datasets; None if `gates` of the model has none.
 
-    config: configuration (JSON). group: benchmark and name, such as `MileBench T-1`.
+    config: JSON. group: benchmark and name, such as `MileBench T-1`.
     """
     return _printed(config_of(config), group=group)
 
 
 def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
-    """Return the expected full-cache score in the model's file whose fields equal `keys`; None without such an entry.
+    """Return the first of the model's `gates` whose fields equal `keys`; None without one.
 
-    The score is in the paper's unit. A tolerance of the run replaces that of the file.
+    A tolerance of the run replaces the gate's tolerance.
     """
     gates = (values.get("model") or {}).get("gates") or []
     entry = next((gate for gate in gates if all(gate.get(key) == value for key, value in keys.items())), None)
@@ -89,11 +86,11 @@ def _printed(values: Mapping[str, Any], **keys: str) -> FullCacheGate | None:
 
 
 def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformers: str) -> str:
-    """Return one sentence on whether the full cache reaches its expected score, for the notes of a table.
+    """Return a sentence on whether the full cache reaches its expected score.
 
     Args:
-        value: score of `full`; None if there is no `full`, or a sample of it failed.
-        n: number of its samples.
+        value: score of `full`; None if `full` was not run or one of its samples failed.
+        n: number of samples behind `value`.
         transformers: version of transformers.
     """
     if gate is None:
@@ -106,8 +103,8 @@ def verdict(gate: FullCacheGate | None, value: float | None, n: int, transformer
     return f"Full-cache gate {word}: {scores_text}; n={n}, transformers {transformers}."
 
 
-def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the (dataset, metric) that `gate.expected` refers to, or None if the configuration does not determine them."""
+def _gated_metric(values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the (dataset, metric) of `gate.expected`: the first metric of the only dataset; None with several datasets."""
     datasets = values.get("datasets") or {}
     metrics = [metric for node in datasets.values() for metric in (node.get("metrics") or [])[:1]]
     return (*datasets, *metrics) if len(datasets) == len(metrics) == 1 else None
@@ -121,18 +118,14 @@ _COLUMNS_READ = (
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """The store's cells behind one table cell, which differ only by seed: positions among all cells, hashes and seeds."""
+    """Stored settings that differ only by seed, behind one table cell: positions among all cells, hashes and seeds."""
 
     places: tuple[int, ...]
     cells: tuple[str, ...]
     seeds: tuple[int | None, ...]
 
-    def refuse_twins(self) -> None:
-        """Check that no two of these cells, which differ only by seed, have the same seed.
-
-        Raises:
-            StoreError: two cells have the same seed.
-        """
+    def refuse_equal_seeds(self) -> None:
+        """Raise StoreError if two cells have the same seed."""
         if len(set(self.seeds)) < len(self.seeds):
             raise StoreError(
                 f"Cells {', '.join(sorted(self.cells))} have the same method, parameters, budget and seed, but differ in "
@@ -142,15 +135,16 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Common part of the tables of one context and kind of budget, for every metric.
+    """What the tables of one context and kind of budget have in common, whatever the metric.
 
-    groups: (label, budget) -> cells, method by method, budgets as sorted texts.
-    config: configuration (JSON) of a cell that states scores that `full` should reach, if possible of `full`; None without.
-    full: hashes of the cells of `full`. calibrations: label of a calibrated line -> phrases on its artefacts.
-    versions: label -> budget -> versions of the method, the shown one first; only for lines with several versions.
-    cpus: kind of CPU -> number of cells made on it; empty if the rows do not record it.
-    random_weights: some of the cells were made with random weights.
-    weights_files: the distinct values of column `weights_file`; empty if no weights come from a GGUF file.
+    groups: (label, budget) -> cells that differ only by seed.
+    config: configuration (JSON) that states scores which `full` should reach, from a cell of `full` if possible; None without.
+    full: hashes of the cells of `full`.
+    calibrations: label of a calibrated line -> phrases on the calibration files that the method read.
+    versions: label -> budget -> versions of the method's code, newest first; only for lines with several versions.
+    cpus: kind of CPU -> number of cells run on it; empty if the rows do not record the CPU.
+    random_weights: True if the weights of some cells are random.
+    weights_files: GGUF files of the weights.
     """
 
     context: dict[str, str]
@@ -167,10 +161,7 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        """Collect what all tables of these cells (each one method, budget and dataset) have in common.
-
-        cells: frame of cells of one context (model, dataset, protocol). axis: entries, fraction or none.
-        """
+        """Make the sweep of a frame of cells of one context. axis: entries, fraction or none."""
         all_rows = cells[[name for name in _COLUMNS_READ if name in cells]].to_dict("records")
         rows = [row for row in all_rows if row["latest"]]
         methods = _methods(rows)
@@ -194,7 +185,7 @@ class Sweep:
             axis=axis,
             methods=methods,
             groups=groups,
-            config=next((config for config in dict.fromkeys(configs) if gates_of(config)), None),
+            config=next((config for config in dict.fromkeys(configs) if has_expected_score(config)), None),
             full=tuple(row["cell"] for row in rows if row["base"] == BASELINE),
             calibrations={
                 line.label: calibration_words(configs_of[line.parameters], calibrations(line.parameters))
@@ -212,15 +203,14 @@ class Sweep:
 
 
 def sweeps(cells: pd.DataFrame) -> Iterator[Sweep]:
-    """Yield one `Sweep` per context (model, dataset, protocol) and kind of budget (entries or fraction of the prompt) of the
-    cells."""
+    """Yield one `Sweep` per context and kind of budget. Cells without a budget are in every sweep of their context."""
     for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
         for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
             yield Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
 
 
 def _budget(cell: Mapping[str, Any]) -> str:
-    """Return the budget as the user gave it: "64" entries, "0.2" of the prompt, "" for none."""
+    """Return the budget as text: "64" entries, "0.2" of the prompt, "" for none."""
     kind = cell["budget_kind"]
     if kind == "entries":
         return str(int(cell["budget_entries"]))
@@ -239,7 +229,7 @@ def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
 def _versions(
     cells: Sequence[Mapping[str, Any]], label_of: Mapping[tuple[str, str, str | None, str], str]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return label -> budget -> versions of the method's code, newest first, for table lines with more than one version."""
+    """Return label -> budget -> versions of the method's code, newest first, for lines with several versions."""
     version_sets: dict[str, dict[str, set[int]]] = {}
     for row in cells:
         version: Any = row.get("method_version")
@@ -254,10 +244,10 @@ def _versions(
 
 
 def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
-    """Return the lines (rows) of a table: `full`, `random`, then the other methods by name.
+    """Return the lines of a table: `full`, `random`, then the other methods by label.
 
-    If lines have the same name and reading, their labels contain the parameters in which they differ. If the table
-    has both readings of methods (`paper` and `released`), the labels of the released ones contain it.
+    The label of a line names the parameters that differ from those of lines with the same name and reading. If the table has both
+    readings, the labels of lines with the reading `released` say so.
     """
     variants = {_variant(row): row for row in cells}
     settings_by_variant = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}

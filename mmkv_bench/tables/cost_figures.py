@@ -1,4 +1,4 @@
-"""Figures of costs: costs against prompt length, and scores against costs with the Pareto front."""
+"""Figures of costs against prompt length, and of scores against costs with the Pareto front."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _AXES = {"entries": "entries", "fraction": "shares of the prompt", "none": "noth
 _PANELS_ACROSS = 3
 _CAPTION_LETTERS_PER_INCH = 13  # letters per inch of the small print
 _MOST_BANDS = 4
-"""Largest number of lines in a panel whose intervals are drawn as bands; with more lines, intervals are bars side by side."""
+"""Up to this number of lines in a panel, intervals are drawn as bands; with more lines, as bars side by side."""
 _BAR_SHIFT = 0.02  # distance between the bars of two lines, in doublings of the length
 
 
 def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
-    """Draw a cost against the prompt length. If the cost is the time per token, add the tables' roofline.
+    """Draw a cost against the prompt length. A figure of the time per token has the rooflines too.
 
     Raises:
         ConfigError: the cost was not measured at any length.
@@ -82,7 +82,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
 
 
 def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
-    """Return (label, budget) -> colour, marker and line style, such that no two lines of the figure look alike."""
+    """Return (label, budget) -> plot style. The colour tells the method; marker and dashes tell the budget."""
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
@@ -134,10 +134,10 @@ def _draw_lengths(
 def _intervals(
     axes: Axes, points: Sequence[tuple[int, CostEntry, CostTable]], size: float, colour: str, number: int, lines: int
 ) -> None:
-    """Draw the intervals of one line: as a band, or as shifted bars if the panel has many lines.
+    """Draw the intervals of one line as a band, or as shifted bars if the panel has many lines.
 
-    points: (prompt length, cost, table) of each point. size: number by which costs are divided for the axis. number, lines:
-        position of the line in the panel, and number of lines.
+    points: (prompt length, cost, table) of each point. size: unit of the axis. number, lines: position of the line in the
+        panel, and number of lines.
     """
     interval_ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
     if interval_ends and lines <= _MOST_BANDS:
@@ -151,10 +151,7 @@ def _intervals(
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
-    """Return one text, in a list, that names failed cells with line, length, batch and status; [] without failures.
-
-    The figure has no points for them.
-    """
+    """Return one text that names all failures with line, prompt length, batch and status; [] without failures."""
     failure_texts = [
         f"{line_label(method)} {budget} at {table.shape['prompt_tokens']} x {table.shape['batch']}: {entry.failed}"
         for table in tables
@@ -165,16 +162,16 @@ def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:
 
 
 _FRONT_COLOUR = "#999999"
-_MOST_NAMED_POINTS = 12  # up to so many points are all labelled with budgets; beyond, only those on the front
+_MOST_NAMED_POINTS = 12  # with more points, only those on the front are labelled with their budgets
 _COST_LABELS = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """One cell of a table in the figure of scores against costs.
+    """A method at a budget in the figure of scores against costs.
 
-    x: value of its cost. y: its score.
-    best: the cell is on the Pareto front, so no other cell is better in cost or score without being worse in the other."""
+    best: True on the Pareto front: every other point with a better score has a worse cost, and vice versa.
+    """
 
     method: Line
     budget: str
@@ -194,10 +191,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Front:
-    """Points of one panel: one table's scores against one cost.
+    """One panel: the scores of a table against one cost.
 
-    source: description of the rows from which the costs come. alone: cells of the table for which the cost is unknown.
-    disturbed: what disturbed the timed passes, such as a busy machine."""
+    source: text on the rows from which the costs come. alone: methods and budgets with a score but no cost.
+    disturbed: causes that disturbed the timed passes, such as a busy machine.
+    """
 
     table: ScoreTable
     cost: Cost
@@ -215,17 +213,16 @@ def fronts(
     batch: int | None = None,
     prompts: str | None = None,
 ) -> list[Front]:
-    """Join the scores of each table with each cost, cell by cell, for figures of score against cost.
+    """Join the scores of each table with each cost (`cell_key`), and return one `Front` per table and cost.
 
-    Costs come from the answers to the table's dataset, or else from timed passes (`scenario=efficiency`). Cells match by
-    model, method, reading (`paper` or `released`), parameters, protocol and budget.
+    Costs come from the answers to the table's dataset, or else from timed passes (`scenario=efficiency`).
 
     Args:
-        roots: folders of rows with costs; all are searched.
-        tokens, batch, prompts: prompt length, batch and kind of prompt of the passes; needed if they differ among the passes.
+        roots: folders of rows with costs.
+        tokens, batch, prompts: prompt length, batch and kind of prompt of the passes; required if passes differ in them.
 
     Raises:
-        ConfigError: no cell of a table has the cost, no pass has the given shape, or none is given and the passes have several.
+        ConfigError: a table has scores but no cost, no pass has the given shape, or a required argument is missing.
     """
     known_tables = [table for root in roots for table in cost_tables(root, (), beside=costs)]
     answers = [table for table in known_tables if not table.per_pass]
@@ -239,12 +236,12 @@ def fronts(
 
 
 def _of_shape(tables: Sequence[CostTable], wanted: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
-    """Return the tables of timed passes with one dataset, prompt length and batch.
+    """Return the tables of passes with the wanted prompt shape.
 
-    wanted: (command-line flag, key of `CostTable.shape`) -> value to keep; None if the user gave no value.
+    wanted: (command-line flag, key of `CostTable.shape`) -> value; None if the user gave none.
 
     Raises:
-        ConfigError: the user gave no value and the passes have several, or no pass has the value.
+        ConfigError: no pass has the value, or the passes have several values and the user gave none.
     """
     passes = list(tables)
     for (flag, name), value in wanted.items():
@@ -273,7 +270,7 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
             for method, budget in other.lines()
             if (entry := other.entries[method.label, budget].get(cost.key)) is not None and entry.value is not None
         }
-        joined_front = _joined(table, cost, entries, source)
+        joined_front = _join_scores(table, cost, entries, source)
         if joined_front.points and tables is passes and cost.unit in ("seconds", "tokens/s"):
             disturbed = dict.fromkeys(word for other in tables for word in other.disturbed)
             repeat_counts = sorted({entry.n for entry in entries.values()})
@@ -291,7 +288,7 @@ def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: 
     )
 
 
-def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
+def _join_scores(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], source: str) -> Front:
     points, unmatched = [], []
     for method, budget, score in table.cells:
         if score.value is None:
@@ -301,11 +298,11 @@ def _joined(table: ScoreTable, cost: Cost, entries: Mapping[Key, CostEntry], sou
             unmatched.append(cell_words(line_label(method), budget))
             continue
         points.append(Point(method, budget, cost_entry, score))
-    return Front(table, cost, source, _marked(points, lower_is_better(table.metric), cost), tuple(unmatched))
+    return Front(table, cost, source, _mark_front(points, lower_is_better(table.metric), cost), tuple(unmatched))
 
 
-def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
-    """Return the points, cheapest first, with `best` set for those on the Pareto front and those equal to them."""
+def _mark_front(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, ...]:
+    """Return the points, cheapest first, with `best` set on the Pareto front."""
     rate = -1.0 if cost.unit == "tokens/s" else 1.0  # for a rate, more is better
     sign = -1.0 if falling else 1.0
     marked_points: list[Point] = []
@@ -318,7 +315,7 @@ def _marked(points: Sequence[Point], falling: bool, cost: Cost) -> tuple[Point, 
 
 
 def front_figure(fronts: Sequence[Front]) -> Figure:
-    """Draw one row of panels per table, one column per cost, one point per cell, and the Pareto front.
+    """Draw the fronts: one row of panels per table, one column per cost, one point per method and budget.
 
     Raises:
         ConfigError: `fronts` is empty.

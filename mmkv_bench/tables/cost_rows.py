@@ -1,6 +1,6 @@
-"""Names of costs, and their values in the rows of a store, sorted by cell.
+"""Costs: times, bytes and counts, read from the rows of a store.
 
-A cost is a numeric column of `responses` (one row per answer), or a phase or number of `timings` (one row per pass).
+A cost is a numeric column of `responses` (one row per answer), or a time, peak or number of `timings` (rows of timed passes).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.packing import OF_GROUPS
 from mmkv_bench.store.schema import COLUMNS, FLOAT, INT, PHASES, STATUSES
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.scores import coded, is_text, lists_of, numbers, placed
+from mmkv_bench.tables.scores import encode, is_text, lists_of, numbers, positions_in
 from mmkv_bench.tables.stored_rows import frame
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ _COLUMNS_WITHOUT_COST = {"schema_version", "doc_id", "repeat", "place", "order_s
 _OTHER_NAMES = {"peak": "peak_total", "bytes": "bytes_held", "tokens": "n_tokens", "compression_s": "compress_s"}
 """Short name -> full name."""
 _OF_RESPONSES = {"peak_total": ("peak_device_bytes", "peak_resident_bytes")}
-"""Cost -> columns of the responses with its values; the first column that is not null counts."""
+"""Cost -> columns of `responses`; the first column that is not null has the value."""
 _DERIVED = {"tpot_s": "seconds", "compress_s": "seconds", "tokens_s": "tokens/s"}
-"""Costs that are computed from the rows of `timings`, with their units."""
+"""Cost that is computed from `timings` -> unit."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,10 @@ class Cost:
     """One column of a table of costs.
 
     Attributes:
-        name: the name that the user gave.
-        key: the name as a key of `KNOWN`.
-        unit: the unit of the schema.
-        columns: columns of `responses`; the first that is not null in a row gives the cost. Empty if only `timings` has it.
-        shared: in rows of runs that share a prefill, the value belongs to all methods of the prefill together.
+        name: name that the user gave.
+        key: full name, a key of `KNOWN`.
+        columns: columns of `responses`; the first that is not null in a row gives the cost. Empty for costs of `timings` only.
+        shared: True if the value belongs to all methods together in a run whose methods share a prefill.
     """
 
     name: str
@@ -70,24 +69,24 @@ def _all_costs() -> dict[str, Cost]:
 
 
 KNOWN = _all_costs()
-"""All costs by their full names."""
+"""Full name -> cost."""
 
 
-def _key(name: str) -> str:
-    """Return the full name of a cost for a short one: `prefill` -> `prefill_s`, and those in `_OTHER_NAMES` such as `peak`."""
+def _full_name(name: str) -> str:
+    """Return the full name for a short one, such as `prefill_s` for `prefill`; other names are returned unchanged."""
     name = _OTHER_NAMES.get(name, name)
     return f"{name}_s" if name in PHASES else name
 
 
-def divided(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
-    """Split metric names into (names that are no costs, costs), each in the given order."""
-    cost_names = dict.fromkeys(metrics)
-    costs = [replace(KNOWN[_key(name)], name=name) for name in cost_names if _key(name) in KNOWN]
-    return [name for name in cost_names if _key(name) not in KNOWN], costs
+def split_costs(metrics: Sequence[str]) -> tuple[list[str], list[Cost]]:
+    """Split names into (names that are no costs, costs), without duplicates and in the given order."""
+    names = dict.fromkeys(metrics)
+    costs = [replace(KNOWN[_full_name(name)], name=name) for name in names if _full_name(name) in KNOWN]
+    return [name for name in names if _full_name(name) not in KNOWN], costs
 
 
 def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
-    """Raise ConfigError for the first of `names` that is neither in `scored` (metrics with scores) nor the name of a cost."""
+    """Raise ConfigError for the first name that is neither in `scored` (metrics with scores) nor in `_OTHER_NAMES`."""
     usual_names = [*scored, *_OTHER_NAMES]
     for name in names:
         if name not in usual_names:
@@ -103,7 +102,7 @@ def refuse_unknown(names: Iterable[str], scored: Iterable[str]) -> None:
 SHAPE = ("dataset", "prompt_tokens", "visual_tokens", "batch", "batch_prefill", "new_tokens")
 ALONE = "one_by_one"
 MEMORY = -1
-"""Stands for the repeat of the pass that counts memory."""
+"""Number of the repeat that counts memory and is not timed."""
 _PASS = ["cell", *SHAPE, "repeat"]
 _COMPRESSION = ["score_s", "select_s", "reduce_s"]
 _ANSWERS = ("cell", "sample_id", "cluster", "status", "measured", "fallback")
@@ -112,19 +111,19 @@ _MACHINE = ["disturbed", "load", "threads"]
 
 @dataclass(frozen=True)
 class CostRows:
-    """Costs of the answers or of the passes of some cells.
+    """Costs of the answers, or of the timed passes, of some cells (stored settings).
 
     Attributes:
         frame: one row per answer or pass, with one column per cost (NaN: unknown) and these columns:
-            place: position of the row's cell in the list of cells.
-            unit: number of the sample or repeat, by which values of two cells are paired.
-            cluster: number of the cluster; values of one cluster are not independent.
+            place: position of the cell in the list of cells.
+            unit: number of the sample or repeat. Values of two methods are paired by unit.
+            cluster: number of the cluster. Values of one cluster are not independent.
             shape: position in `shapes`. status: position in `STATUSES`; 0 is ok.
-            group: True for runs that share a prefill, whose times do not belong to one method.
-            disturbed, load, threads (passes only): what disturbed the pass, and the machine's load and threads.
-        shapes: shapes of the prompts (`SHAPE`); answers have one empty shape.
-        fallbacks: place, shape and reason of each fallback.
-        per_pass: the rows are timed passes, of which some may lack a cost; otherwise they are answers.
+            group: True if methods shared the prefill, so that times and peaks do not belong to one method.
+            disturbed, load, threads (passes only): causes that disturbed the pass; load and threads of the machine.
+        shapes: prompt shapes (`SHAPE`); one empty shape for answers.
+        fallbacks: frame with place, shape and reason of each fallback that a method reported.
+        per_pass: True for passes. A pass may lack a cost, because one pass counts memory and others measure time.
     """
 
     frame: pd.DataFrame
@@ -134,13 +133,10 @@ class CostRows:
 
 
 def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of a store's answers, sorted by cell.
-
-    cells: hashes of the cells; the column `place` of the result contains positions in this list.
-    """
+    """Return the costs of a store's answers, sorted by position in `cells` (hashes)."""
     columns = [name for cost in costs for name in cost.columns]
     table = frame(store.responses(None, dict.fromkeys([*_ANSWERS, *columns]), coded=True))
-    unit, cluster = coded(table["sample_id"])[1], coded(table["cluster"])[1]
+    unit, cluster = encode(table["sample_id"])[1], encode(table["cluster"])[1]
     identity_columns = {"unit": unit, "cluster": np.where(cluster < 0, cluster.max(initial=0) + 1 + unit, cluster)}
     identity_columns |= {"group": is_text(table["measured"], "group"), "shape": np.zeros(len(table), dtype=np.int64)}
     for cost in costs:
@@ -152,10 +148,7 @@ def answer_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> C
 
 
 def pass_costs(store: Store, cells: Sequence[str], costs: Sequence[Cost]) -> CostRows:
-    """Return the costs of a store's timed passes (`scenario=efficiency`), sorted by cell.
-
-    cells: hashes of the cells; the column `place` of the result contains positions in this list.
-    """
+    """Return the costs of a store's passes (`scenario=efficiency`), sorted by position in `cells` (hashes)."""
     table = passes(store.timings())
     shapes = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
     unit = (table["repeat"] - MEMORY).to_numpy()
@@ -174,14 +167,14 @@ def _rows(
     table: pd.DataFrame,
     cells: Sequence[str],
     costs: Sequence[Cost],
-    made: Mapping[str, np.ndarray | pd.Series | float],
+    further_columns: Mapping[str, np.ndarray | pd.Series | float],
     shapes: tuple[Mapping[str, int | str], ...],
     per_pass: bool = False,
 ) -> CostRows:
     import pandas as pd
 
-    cell_numbers, status_codes = placed(table["cell"], cells), placed(table["status"], STATUSES)
-    columns = {"place": cell_numbers, "status": status_codes, **made}
+    cell_numbers, status_codes = positions_in(table["cell"], cells), positions_in(table["status"], STATUSES)
+    columns = {"place": cell_numbers, "status": status_codes, **further_columns}
     for cost in costs:
         columns[cost.key] = np.where(status_codes > 0, np.nan, columns[cost.key])
     order = np.argsort(cell_numbers, kind="stable")
@@ -194,13 +187,12 @@ def _rows(
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:
-    """Join the rows of `timings` (one per phase of a pass) into one row per timed pass, failed passes included.
+    """Join the rows of `timings` (one per phase of a pass) into one row per pass, failed passes included.
 
     Passes that only searched for the largest batch are left out. The columns are:
-    - the columns of `timings` that describe a whole pass;
+    - columns of `timings` that describe a whole pass;
     - `<phase>_s` [s] and `peak_<phase>` [bytes] of each phase;
-    - `compress_s` [s], and `tpot_s` [s], the median over decode steps;
-    - `tokens_s`, the tokens per second of the whole batch.
+    - `compress_s` [s], `tpot_s` [s] (median over decode steps) and `tokens_s` (tokens per second of the whole batch).
     """
     import pandas as pd
 

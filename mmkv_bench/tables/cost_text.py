@@ -1,4 +1,4 @@
-"""Tables of costs for the writers. The size of the values decides the unit; csv has unrounded seconds and bytes."""
+"""Tables of costs as `Table`. The largest value of a column decides its unit; csv has unrounded seconds and bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ OVER_FULL = "/ full"
 
 
 def tables_of_costs(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Table]:
-    """Return every table as text cells, with caption and notes.
-
-    A row is a method at a budget. A cost has a column of medians, and one of ratios to the full cache if there are any.
-    """
+    """Return one `Table` per table of costs. A row is a method at a budget; a cost has columns of medians and of ratios."""
     return [
         Table(
             _title(table),
@@ -103,7 +100,7 @@ def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> 
 
 
 def _ends(texts: Sequence[str]) -> str:
-    """Return `3 to 5`, or `3` if the first and the last text are equal."""
+    """Return the first and the last text as `3 to 5`, or as `3` if they are equal."""
     return " to ".join(dict.fromkeys([texts[0], texts[-1]]))
 
 

@@ -1,9 +1,8 @@
-"""Tables of costs from rows: per method and budget the median of times, bytes and tokens, and the ratio to `full` of the same
-run.
+"""Tables of costs: medians of times, bytes and tokens per method and budget, and medians of their ratios to the full cache.
 
-There are two sources. `responses` has what each answer of a run cost. `timings` has passes of `scenario=efficiency`: repeats
-with one shape of the prompt, and each shape gets a table. A ratio is a cell's value over the value of `full` for the same
-sample or in the same repeat; the table has the median of these ratios. Seeds are averaged within a sample or repeat first.
+Costs come from `responses`, one per sample, or from `timings` (`scenario=efficiency`), one per repeat of a pass. Every prompt
+shape of the passes gets a table. Seeds are averaged within a sample or repeat; a ratio divides by the value of `full` for the
+same sample or repeat.
 """
 
 from __future__ import annotations
@@ -41,16 +40,17 @@ if TYPE_CHECKING:
 
 TIMED = "tpot_s"
 LIMIT = "limit"
-"""Header of the column of limits."""
+"""Header of the column of rooflines."""
 USEFUL = "bytes_useful_step"
-"""Bytes of keys and values that a step reads, from which its limit is computed."""
+"""Cost from which a step's roofline is computed: bytes of keys and values that a decode step reads."""
 
 
 class Limit(Protocol):
-    """Lower bound (roofline) on the time of a decode step, for a model on a device.
+    """Roofline of a model on a device: lower bound on the time of a decode step.
 
-    bandwidth: measured read bandwidth of the device [bytes/s]. device: the device's name.
-    step_s: return the fewest seconds of a step in which `batch` sequences together read `useful` bytes of keys and values."""
+    bandwidth: measured read bandwidth of the device [bytes/s]. device: name.
+    step_s: return the fewest seconds of a step in which `batch` sequences together read `useful` bytes of keys and values.
+    """
 
     @property
     def bandwidth(self) -> float: ...
@@ -61,20 +61,19 @@ class Limit(Protocol):
     def step_s(self, useful: float, batch: int) -> float: ...
 
 
-Known = Callable[[Mapping[str, str]], "Limit | None"]
-"""Function that returns the limit for a table's context; None if the device was not measured or the model's shape is unknown."""
+RooflineOf = Callable[[Mapping[str, str]], "Limit | None"]
+"""Function from a table's context to its roofline; None if the device was not measured or the model's shape is unknown."""
 
 
 @dataclass(frozen=True)
 class CostEntry:
-    """Median cost of one line of a table.
+    """A cost of a method at a budget. All floats are None unless every sample or repeat has a value.
 
     Attributes:
-        value: median over samples or repeats; None unless all values are known. low, high: its interval, at `level`.
-        ratio: median of the paired ratios to `full`, with its interval; None without any ratio.
-        n: number of samples or repeats that should have a value. known: number that have one.
-        paired: number of ratios.
-        failed: name of the status of the first failure; None without a failure.
+        value: median over samples or repeats. low, high: ends of its interval at the confidence `level`.
+        ratio: median of the ratios to `full`; None without any ratio. ratio_low, ratio_high: ends of its interval.
+        n: number of samples or repeats. known: number of those with a value. paired: number of ratios.
+        failed: status of a failed sample or repeat; None without a failure.
     """
 
     value: float | None
@@ -92,14 +91,14 @@ class CostEntry:
 
 @dataclass
 class CostTable:
-    """Table of costs of one model, dataset or prompt shape, and protocol.
+    """Costs of one model, protocol, and dataset or prompt shape.
 
+    shape: prompt shape of the passes (`SHAPE`); empty for costs of answers.
     entries: (line's label, budget) -> key of the cost -> entry. Budgets are texts, "" for none.
-    shape: shape of the prompt (`SHAPE`); empty for answers.
+    per_pass: True for timed passes, False for answers.
     fallbacks: reason -> [(label, budget, number of answers or passes)].
-    disturbed: what disturbed the timed passes, such as a busy machine.
-    roofline: the device's limit, which `set_limits` sets; None if it is unknown.
-    least: (label, budget) of a line -> fewest seconds of a decode step, by the roofline.
+    disturbed: causes that disturbed the passes, such as a busy machine.
+    roofline, least: roofline, and (label, budget) -> fewest seconds of a decode step by it; `set_limits` sets both.
     """
 
     context: dict[str, str]
@@ -118,11 +117,10 @@ class CostTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does)."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     def lines(self) -> list[tuple[Line, str]]:
-        """Return the table's lines in order, as (method, budget)."""
+        """Return (method, budget) for every row of the table, in order."""
         budgets: dict[str, list[str]] = {}
         for label, budget in sorted(self.entries, key=lambda key: Decimal(key[1] or 0)):
             budgets.setdefault(label, []).append(budget)
@@ -130,14 +128,13 @@ class CostTable:
 
 
 Key = tuple[str, str, str, str, str, str]
-"""Model, protocol, family, reading, parameters and budget."""
+"""Model, protocol, base method, reading, parameters and budget."""
 
 
 def cell_key(context: Mapping[str, str], method: Line, axis: str, budget: str) -> Key:
-    """Return the identity of a cell (one method, budget and dataset) without its dataset and store, by which costs and scores
-    of one cell are joined.
+    """Return the key by which scores and costs of a method at a budget are joined. It is the same for all datasets and stores.
 
-    context: model, protocol and the other columns of `CONTEXT`. method: the cell's table line. axis: its kind of budget.
+    context: the columns of `CONTEXT`. axis: entries, fraction or none. budget: text, "" for none.
     """
     kind = axis if budget else "none"
     names = context["model"], context["protocol"], method.base, method.reading or "", method.parameters
@@ -153,16 +150,16 @@ def cost_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[CostTable]:
-    """Return the tables of costs of a store: first those of answers, then those of timed passes.
+    """Return the tables of costs of a store: first for answers, then for timed passes.
 
     Args:
         costs: costs that the rows must have.
-        beside: costs that the rows may lack; a table needs at least one known cost.
+        beside: further costs, which the rows may lack.
         datasets, protocols, readings: values to keep; None: all.
 
     Raises:
-        ConfigError: there is no store, a filter names a value that the rows do not have, the rows lack a cost, or times are
-            of runs that share a prefill.
+        ConfigError: there is no store, or the rows lack a value of a filter or one of `costs`. Rows of methods that share a
+            prefill have no times and peaks of one method.
     """
     store = open_store(root)
     cells = cells_of(store)
@@ -182,25 +179,17 @@ def cost_tables(
     return [table for part, rows, known in cost_parts if known for table in _tables(cells, part, rows, known)]
 
 
-def needed(costs: Sequence[Cost]) -> list[Cost]:
-    """Return the costs that must be read in addition to `costs`.
-
-    This is the number of bytes read per step, from which the roofline is computed, if the time per token is among `costs`.
-    """
+def roofline_inputs(costs: Sequence[Cost]) -> list[Cost]:
+    """Return the costs to read besides `costs` for rooflines: bytes read per step, if the time per token is in `costs`."""
     keys = {cost.key for cost in costs}
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 
 
-def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
-    """Set the roofline (fewest seconds of a decode step) of the tables, and return the tables that still have a cost.
-
-    Costs that were read only for the roofline are dropped.
-
-    costs: the costs to show. known: function that returns the limit for a table's context, or None.
-    """
+def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], roofline_of: RooflineOf) -> list[CostTable]:
+    """Set the rooflines of tables with times per token of passes. Return the tables that have any of `costs`, without others."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
-            table.roofline, batch = known(table.context), int(table.shape["batch"])
+            table.roofline, batch = roofline_of(table.context), int(table.shape["batch"])
             useful_bytes = {line: row[USEFUL].value for line, row in table.entries.items() if USEFUL in row}
             if table.roofline is not None:
                 step_s = table.roofline.step_s
@@ -213,7 +202,7 @@ def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known)
 
 
 _Part = tuple[CostRows, "pd.DataFrame", tuple[Cost, ...]]
-"""All answers or passes, the rows of the chosen cells, and the costs that these rows have."""
+"""All answers or passes, the rows of those that a table shows, and the costs that these rows have."""
 
 
 def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
@@ -251,14 +240,12 @@ def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tupl
 
 
 def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """Return the tables of costs for one context (model, dataset, protocol) and kind of budget.
+    """Return the tables of one sweep: one table for answers, or one per prompt shape for timed passes.
 
-    There is one table for answers, or one per shape of the prompt for timed passes.
-
-    part: costs of all cells. rows: the costs of this context's cells.
+    part: costs of the whole store. rows: costs of this sweep.
     """
     for group in sweep.groups.values():
-        group.refuse_twins()
+        group.refuse_equal_seeds()
     if rows.empty:
         return []
     line_keys = list(sweep.groups)
@@ -286,9 +273,9 @@ def _of_sweep(sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cos
 
 
 def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_pass: bool) -> list[CostEntry]:
-    """Return the `CostEntry` of one cost for each of `count` table lines, ordered by the number in the column `line` of `rows`.
+    """Return the `CostEntry` of one cost for each of `count` table lines.
 
-    rows: costs at one prompt shape. full: line number of `full`; None without it.
+    rows: costs at one prompt shape; the column `line` has the number of the line. full: line number of `full`, or None.
     """
     values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
     if per_pass:
@@ -315,9 +302,9 @@ def _entries(rows: pd.DataFrame, cost: Cost, count: int, full: int | None, per_p
 def _over_seeds(
     line: np.ndarray, unit: np.ndarray, values: np.ndarray, clusters: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Average values over seeds: one mean per table line and unit (sample or repeat); NaN if a seed has no value.
+    """Average values over seeds, for each table line and unit (sample or repeat); NaN if a seed has no value.
 
-    Return arrays (line, unit, mean, cluster) with one item per mean.
+    Return arrays (line, unit, mean, cluster), one item per line and unit.
     """
     unit_count = int(unit.max(initial=0)) + 1
     distinct, first, pair_numbers, seeds_per_pair = np.unique(

@@ -1,19 +1,13 @@
-"""Groups of datasets: the mean of their scores, each dataset counting once, as benchmarks of many sub-tasks print it.
+"""Tables over several datasets: mean scores over a benchmark's groups of datasets, and mean ranks over datasets.
 
-A table has the methods of one model, protocol and budget as lines and a benchmark's groups as columns. A group has a number
-only if every dataset of the group has a headline. The difference to `full` is paired by sample within each dataset.
+`about.groups` of conf/dataset/<name>.yaml states the groups of a dataset: {benchmark: {group: number of datasets}}. The first
+metric of a dataset counts, and each dataset counts once. A group has a number only if each of its datasets has a score.
 
-A group's interval combines the intervals of its datasets, which are independent of each other: the distance from the mean to
-an end is the root of the sum of the datasets' squared distances, divided by their number (Zou and Donner, Statistics
-in Medicine 27, 2008). So a group of one dataset has that dataset's interval, and scores of all zeros have a width.
+A group's interval combines the datasets' intervals: the distance from the mean to an end is the root of the sum of the datasets'
+squared distances, divided by their number (Zou and Donner, Statistics in Medicine 27, 2008).
 
-The configuration of a dataset, which the rows contain, states its groups: `about.groups` of
-conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts. The scores
-that papers print for the full cache are in `gates` of conf/model/<name>.yaml; notes below a table say which gates `full` passes.
-
-The other table over several datasets has mean ranks over tasks (one dataset each). The tasks are taken as fixed, not as a
-sample of further tasks. On each of K tasks, methods are compared at level alpha / K instead of alpha. So with 95 % confidence
-all rank intervals of all tasks contain the true ranks, and the intervals of the mean ranks contain the true means.
+Mean ranks take the datasets ("tasks") as fixed, not as a sample. On each of K tasks, methods are compared at level alpha / K. So
+with 95 % confidence all rank intervals contain the true ranks, and intervals of mean ranks contain the true means.
 """
 
 from __future__ import annotations
@@ -26,21 +20,22 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.compare import against
-from mmkv_bench.tables.context_cells import find_group, gates_of, verdict
+from mmkv_bench.tables.context_cells import find_group, has_expected_score, verdict
 from mmkv_bench.tables.score_notes import FIXTURE_DATA, RANKS, gate_note
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.stored_rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of, dataset_node
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import axis_words, context_words, interval_text, ranks_text, score, signed
+from mmkv_bench.tables.text import axis_words, context_words, interval_text, ranks_text, score, signed_score
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # the datasets of a group may differ in these
 
 
 @dataclass(frozen=True)
 class DatasetGroup:
-    """A group of a benchmark's datasets, one column of the table.
+    """A group of a benchmark's datasets.
 
-    metrics: dataset of the group with rows -> the metric that counts. size: number of all datasets of the group."""
+    metrics: dataset of the group that has rows -> the metric that counts. size: number of all datasets of the group.
+    """
 
     benchmark: str
     name: str
@@ -50,10 +45,7 @@ class DatasetGroup:
 
 @dataclass(frozen=True)
 class Mean:
-    """A score, a difference of two scores, or a mean of such values over datasets.
-
-    low, high: 95% interval; None if a dataset has none.
-    """
+    """A score, a difference of two scores, or a mean of either. low, high: ends of the 95 % interval, or None."""
 
     value: float
     low: float | None
@@ -62,14 +54,14 @@ class Mean:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Means of a benchmark's groups by (method label, group) at one budget ("" if no method has a budget).
+    """Mean scores over a benchmark's groups of datasets, at one budget.
 
-    context    what the datasets' tables have in common
-    against    means minus the means of `full`, by the same keys; none for `full` itself
-    absent     group -> (datasets with a table, all datasets), for groups that lack a dataset
-    fixture    the data are fixtures, made for tests
-    calibrated labels of the lines that read a calibration
-    gates      sentences about the groups for which a paper prints the full cache's mean
+    context: columns of `CONTEXT` that all datasets have in common. budget: "" if no method has one.
+    means: (method's label, group) -> mean. against: the same minus the mean of `full`, paired by sample; not for `full`.
+    absent: group -> (datasets with a table, all datasets), for groups that lack a dataset.
+    fixture: True if the data are fixtures, made for tests.
+    calibrated: labels of methods that read a calibration.
+    gates: sentences on the groups for which a paper prints the full cache's mean.
     """
 
     benchmark: str
@@ -87,7 +79,7 @@ class GroupTable:
 
 
 def groups_of(rows: Rows) -> list[DatasetGroup]:
-    """Return the groups of datasets (such as MileBench T-1) that have rows, sorted by benchmark and name.
+    """Return the groups (such as MileBench T-1) with a dataset in the rows, sorted by benchmark and name.
 
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
@@ -109,22 +101,22 @@ def groups_of(rows: Rows) -> list[DatasetGroup]:
 
 
 def group_tables(tables: Sequence[ScoreTable], rows: Rows) -> list[GroupTable]:
-    """Return tables of mean scores over groups of datasets, one per benchmark, context, kind of budget and budget.
+    """Return tables of mean scores over groups of datasets, one per benchmark, context and budget.
 
     Args:
-        tables: the datasets' own tables of scores.
-        rows: the rows of these tables. Their configurations contain the groups and the expected scores of `full`.
+        tables: tables of scores of single datasets.
+        rows: the rows of these tables. Configurations in the rows state groups and expected scores of the full cache.
 
     Raises:
         ConfigError: no dataset of the rows belongs to a group.
-        StoreError: a dataset has two tables, with different data or settings.
+        StoreError: two tables of a dataset differ in data or generation settings.
     """
     mean_tables = []
     groups = groups_of(rows)
     configs = {
         model: config
         for model, config in rows.cells[["model", "config"]].drop_duplicates().itertuples(index=False)
-        if gates_of(config)
+        if has_expected_score(config)
     }
     for benchmark in dict.fromkeys(group.benchmark for group in groups):
         columns = [group for group in groups if group.benchmark == benchmark]
@@ -149,7 +141,7 @@ def _context(table: ScoreTable) -> tuple[tuple[str, str], ...]:
 
 
 def _by_dataset(tables: Sequence[ScoreTable], axis: str) -> dict[str, ScoreTable]:
-    """Return dataset -> its table whose budgets are of the kind `axis`, or else its table without budgets."""
+    """Return dataset -> table with budgets of the kind `axis`, or else table without budgets."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in sorted(tables, key=lambda table: table.axis == axis):
         earlier_table = by_dataset.get(table.dataset)
@@ -198,27 +190,12 @@ def _group_table(
     shown_groups = tuple(group.name for group in groups if group.name not in absent_counts)
     calibrated_labels = {method.label for table in tables.values() for method in table.methods if method.calibrated}
     calibrated = tuple(label for label in labels if label in calibrated_labels)
-    benchmark = groups[0].benchmark
-    return GroupTable(
-        *(
-            benchmark,
-            context,
-            axis,
-            budget,
-            shown_groups,
-            labels,
-            means,
-            differences,
-            absent_counts,
-            fixture,
-            calibrated,
-            tuple(gate_texts),
-        )
-    )
+    identity = groups[0].benchmark, context, axis, budget, shown_groups, labels
+    return GroupTable(*identity, means, differences, absent_counts, fixture, calibrated, tuple(gate_texts))
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
-    """Return the method's table cells on the datasets `names`; None if a cell is absent or has a failed sample."""
+    """Return a method's table cells on the datasets `names`; None if one is absent or has a failed sample."""
     entries = [tables[name].entry(label, budget) for name in names]
     complete = [entry for entry in entries if entry is not None and entry.value is not None]
     return complete if len(complete) == len(entries) else None
@@ -231,7 +208,7 @@ def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
 
 
 def mean(parts: Sequence[Mean]) -> Mean:
-    """Return the mean of independent scores with equal weights, with a combined interval."""
+    """Return the unweighted mean of independent values, with a combined interval; without one if a value has none."""
     value = float(np.mean([part.value for part in parts]))
     half_widths = [(p.value - p.low, p.high - p.value) for p in parts if p.low is not None and p.high is not None]
     if len(half_widths) < len(parts):
@@ -241,7 +218,7 @@ def mean(parts: Sequence[Mean]) -> Mean:
 
 
 def tables_of_groups(tables: Sequence[GroupTable], *, intervals: bool = True) -> list[Table]:
-    """Return the tables as text cells with captions. Below each are the differences to `full`."""
+    """Return one `Table` per table of means, with a second grid for the differences to `full`."""
     return [_table(table, intervals) for table in tables]
 
 
@@ -250,7 +227,7 @@ def _table(table: GroupTable, intervals: bool) -> Table:
     caption_parts += [f"budget={table.budget}"] if table.budget else []
     grids = [_grid(table, table.means, score, intervals)] if table.groups else []
     if table.groups and table.against:
-        grids.append(_grid(table, table.against, signed, intervals, "Minus full, paired by sample"))
+        grids.append(_grid(table, table.against, signed_score, intervals, "Minus full, paired by sample"))
     notes = [FIXTURE_DATA] if table.fixture else []
     if table.absent:
         groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())
@@ -282,10 +259,10 @@ def _grid(
 
 @dataclass(frozen=True)
 class TaskRanks:
-    """Ranks of the methods that compete on all of the tasks at a budget.
+    """Ranks of the methods that compete on all tasks (one dataset each) at a budget.
 
-    tables: one table per task. methods: labels of the m methods. ranks: int [tasks, m, 2], lowest and highest possible rank.
-    apart: labels of methods that compete only on some of the tasks, and so have no mean rank.
+    tables: one table per task. methods: labels of the m methods. ranks: int [tasks, m, 2], best and worst possible rank.
+    apart: labels of methods that compete on some of the tasks only, and have no mean rank.
     """
 
     tables: tuple[ScoreTable, ...]
@@ -296,21 +273,18 @@ class TaskRanks:
 
     @property
     def means(self) -> np.ndarray:
-        """Mean over the tasks of each method's lowest and highest possible rank, float64 [m, 2]."""
+        """Mean over the tasks of each method's best and worst possible rank, float64 [m, 2]."""
         return self.ranks.mean(axis=0)
 
 
 def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
-    """Return the ranks of methods over several tasks, one item per family of tasks and budget.
-
-    A family is a set of tables that differ only in the dataset. A budget needs two methods that compete on at least two tasks.
-    """
+    """Return the ranks over at least two tasks, one item per budget and group of tables that differ only in the dataset."""
     all_ranks = [ranks for family in families(tables) for ranks in ranks_over(headlines(family))]
     return [ranks for ranks in all_ranks if len(ranks.tables) > 1]
 
 
 def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
-    """Group the tables that differ only in the dataset (one dataset is one task)."""
+    """Group the tables that differ only in dataset and metric."""
     groups: dict[tuple[object, ...], list[ScoreTable]] = {}
     for table in tables:
         groups.setdefault((table.axis, *_context(table)), []).append(table)
@@ -318,7 +292,7 @@ def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
 
 
 def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
-    """Return one table per dataset: the table of its first metric."""
+    """Return the first table of each dataset."""
     by_dataset: dict[str, ScoreTable] = {}
     for table in family:
         by_dataset.setdefault(table.dataset, table)
@@ -328,7 +302,7 @@ def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
 def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
     """Rank the methods that compete on all tasks, at every budget with at least two such methods.
 
-    tasks: one table per dataset. A task is left out at a budget if its competing methods are not ok on the same samples.
+    A task is left out at a budget if its competing methods are not ok on the same samples. tasks: one table per dataset.
     """
     ranks_by_budget = []
     for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
@@ -346,7 +320,7 @@ def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
 
 
 def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:
-    """Return one table of mean ranks per family of tasks and budget, the method with the best mean first.
+    """Return one `Table` per item of `task_ranks`, the method with the best mean rank first.
 
     Raises:
         ConfigError: no two tasks have the same methods at a budget.
@@ -375,7 +349,7 @@ def _rank_table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
     )
     notes = [
         Note(text, Rank.MARK),
-        *(Note(caption_text, Rank.WARNING) for caption_text in predicts_nothing(first_table.context["model"])),
+        *(Note(caption_text, Rank.WARNING) for caption_text in ranking_warning(first_table.context["model"])),
     ]
     notes += [Note(f"On some of the tasks only: {', '.join(ranks.apart)}.")] if ranks.apart else []
     caption_text = "; ".join(
@@ -384,8 +358,8 @@ def _rank_table(ranks: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
     return Table(f"Ranks over tasks at {ranks.budget}", caption_text, [Grid(header, rows)], notes)
 
 
-def predicts_nothing(model: str) -> list[str]:
-    """Return the warning to print beside each ranking of the embedded model; an empty list for other models."""
+def ranking_warning(model: str) -> list[str]:
+    """Return a warning that rankings of the embedded model predict no paper's; [] for other models."""
     text = (
         "Rankings of the embedded model predict no paper's: mean Kendall's tau -.15 to the orders that papers print (87 "
         "settings, at 10 %)."

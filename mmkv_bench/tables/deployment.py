@@ -1,8 +1,7 @@
-"""The table for choosing the budget of a service: per method, budget and batch ms/token, tokens/s, memory, largest
-batch, and the score lost.
+"""Tables for choosing the budget of a service: speed, memory, largest batch and lost score per method, budget and batch.
 
-Every number is an `Estimate`. Passes of `scenario=efficiency` measure it; a plan counts it in a dry run, or forecasts a bound.
-The score lost is full's score minus the method's over the same samples, from rows with answers to a dataset.
+Passes of `scenario=efficiency` measure speed and memory; a plan counts them in a dry run, or forecasts bounds. The lost score is
+the full cache's score minus the method's over the same samples.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mmkv_bench.tables.text import interval_text, line_label, number, number_spa
 GIB = 2**30
 MEASURED, COUNTED, LEAST, MOST = "measured", "dry run", "forecast, at least", "forecast, at most"
 SIGNS = {MEASURED: "", COUNTED: "~", LEAST: "≥ ", MOST: "≤ "}
-"""Source of an estimate -> the sign before its number."""
+"""Source of an estimate -> sign before the number."""
 FORECAST = "≥ and ≤: forecast, bounds by arithmetic that a real device does not reach"
 _SOURCES = {
     MEASURED: "no sign: measured, median with its interval",
@@ -39,7 +38,7 @@ _COSTS = ("tpot_s", "tokens_s", "peak_total")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its source (a key of `SIGNS`), and the interval if it was measured."""
+    """A number. source: a key of `SIGNS`. low, high: ends of the interval of a measured number, or None."""
 
     value: float
     source: str = MEASURED
@@ -49,17 +48,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Option:
-    """One method at one budget and batch, at one length of the prompt.
+    """A method at one budget, batch and prompt length. Estimates are None if unknown.
 
     Attributes:
-        key: identity of the cell, by which scores are joined.
+        key: key by which scores are joined (`cell_key`).
         method, budget: as printed.
         batch: sequences decoded together.
         step_s: seconds of a decode step, in which each sequence gets a token.
         tokens_s: tokens per second of all sequences.
-        speed_up: speed over full at the same batch.
-        nbytes: peak memory of the device.
-        largest: largest batch that fits. None: unknown.
+        speed_up: full's time of a decode step over the method's, at the same batch.
+        nbytes: peak device memory [bytes].
+        largest: largest batch that fits.
     """
 
     key: Key
@@ -78,14 +77,17 @@ class Option:
         return {name: value for name, value in vars(self).items() if isinstance(value, Estimate)}
 
     def over(self, other: Option | None) -> Option:
-        """Return this option with its missing estimates taken from `other`."""
+        """Return a copy whose unknown estimates are those of `other`."""
         estimates: dict[str, Any] = {} if other is None else other.known | self.known
         return replace(self, **estimates)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the options of one table share. prompts: `made_up_image` or a dataset. way: how a batch is prefilled."""
+    """Common properties of the options of a table.
+
+    prompts: kind of prompts, `made_up_image` or a dataset. tokens: prompt length. way: how a batch is prefilled.
+    """
 
     model: str
     device: str
@@ -95,7 +97,7 @@ class Setting:
 
 
 class Measured(NamedTuple):
-    """Options whose numbers were measured, with `full` first at each batch. notes: on repeats and disturbances."""
+    """Measured options, by ascending batch. notes: on repeats and disturbances."""
 
     options: Sequence[Option]
     notes: Sequence[Note]
@@ -105,8 +107,10 @@ class Measured(NamedTuple):
 class ScoreLoss:
     """Scores that methods lose on one dataset.
 
-    full: score of the full cache. lost: cell -> its difference to that score, positive if the full cache is better.
-    tokens: median length of the prompts; None if the rows do not state it. over: cells that exceed their budget.
+    full: score of the full cache; None if one of its samples failed.
+    tokens: median prompt length; None if the rows do not state it.
+    lost: key of a method and budget (`cell_key`) -> lost score, positive if the full cache is better.
+    over: keys of methods with answers that exceed the budget.
     """
 
     dataset: str
@@ -118,16 +122,12 @@ class ScoreLoss:
 
     @property
     def title(self) -> str:
-        """Dataset and metric, as a title."""
         return f"{self.dataset} {self.metric.replace('_', ' ')}"
 
 
 # ---------------------------------------------------------------------- measured
 def measured_options(root: Path | str) -> dict[Setting, Measured]:
-    """Return setting (model, device, prompt) -> its measured methods, budgets and batches, from timed passes of a rows folder.
-
-    `full` comes first at each batch. The result is empty if the folder has no passes (`scenario=efficiency`).
-    """
+    """Return setting -> measured options, from the passes (`scenario=efficiency`) in a rows folder; {} without passes."""
     tables_of: dict[Setting, list[CostTable]] = {}
     for table in cost_tables(root, (), beside=[KNOWN[key] for key in _COSTS]):
         if table.per_pass:
@@ -139,7 +139,7 @@ def measured_options(root: Path | str) -> dict[Setting, Measured]:
         options: dict[tuple[Key, int], Option] = {}
         repeats = []
         for one, (method, budget) in [(each, line) for each in tables for line in each.lines()]:
-            option = _measured(one, method, budget)
+            option = _option(one, method, budget)
             options.setdefault((option.key, option.batch), option)
             time_entry = one.entries[method.label, budget].get("tpot_s")
             repeats += [] if time_entry is None else [time_entry.n]
@@ -151,7 +151,7 @@ def measured_options(root: Path | str) -> dict[Setting, Measured]:
     return options_of_setting
 
 
-def _measured(table: CostTable, method: Line, budget: str) -> Option:
+def _option(table: CostTable, method: Line, budget: str) -> Option:
     entries = {key: entry for key, entry in table.entries[method.label, budget].items() if entry.value is not None}
     step, rate, peak = (_estimate(entries.get(key)) for key in _COSTS)
     ratio = entries["tpot_s"].ratio if "tpot_s" in entries else None
@@ -166,11 +166,9 @@ def _estimate(entry: CostEntry | None) -> Estimate | None:
 
 # ---------------------------------------------------------------------- scores
 def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLoss]:
-    """Return for each dataset and model the scores that methods lose against `full`, from tables that have `full`.
+    """Return the lost scores per dataset and model, from tables with `full`. The first metric of a dataset counts.
 
-    A dataset's first metric counts.
-
-    root: folder of the rows from which the tables were made.
+    root: folder of the rows from which `tables` were made.
     """
     prompt_tokens_of = {
         table.context["dataset"]: entry.value
@@ -184,9 +182,9 @@ def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLo
         if full is None or metrics.setdefault(table.dataset, table.metric) != table.metric:
             continue
         cells = [(cell_key(table.context, line, table.axis, budget), entry) for line, budget, entry in table.cells]
-        sign = 1 if lower_is_better(table.metric) else -1
         differences = against([entry.scores for _, entry in cells], full.scores, table.metric)
-        loss_of = {key: _times(sign, one) for (key, _), one in zip(cells, differences, strict=True)}
+        losses_by_cell = differences if lower_is_better(table.metric) else map(_negate, differences)
+        loss_of = {key: loss for (key, _), loss in zip(cells, losses_by_cell, strict=True)}
         lines_over_budget = frozenset(key for key, entry in cells if entry.audit.over)
         tokens = prompt_tokens_of.get(table.dataset)
         loss = ScoreLoss(
@@ -199,11 +197,9 @@ def score_losses(tables: Sequence[ScoreTable], root: Path | str) -> list[ScoreLo
     return list(losses.values())
 
 
-def _times(sign: int, one: Difference) -> Difference:
-    if sign > 0 or one.value is None:
-        return one
-    low, high = (None if end is None else -end for end in (one.high, one.low))
-    return Difference(one.n, -one.value, low, high)
+def _negate(one: Difference) -> Difference:
+    value, low, high = (None if number is None else -number for number in (one.value, one.high, one.low))
+    return Difference(one.n, value, low, high)
 
 
 # ---------------------------------------------------------------------- the table
@@ -214,14 +210,12 @@ def deployment_table(
     memory: float | None = None,
     notes: Sequence[Note] = (),
 ) -> Table:
-    """Return the table of one setting (model, device, prompt): one line per method, budget and batch.
-
-    Methods with equal numbers share a line.
+    """Return the table of one setting: one line per budget, batch and methods with equal numbers.
 
     Args:
-        options: the methods, budgets and batches with their numbers, `full` first at each batch.
-        losses: scores lost, one column per dataset.
-        memory: device memory [bytes] for which the largest batches hold.
+        options: the methods with their numbers, in the order of the lines.
+        losses: lost scores, one column per dataset.
+        memory: device memory [bytes] for which the largest batches are given.
         notes: further notes below the table.
     """
     losses = [loss for loss in losses if any(option.key in loss.lost for option in options)]
@@ -234,7 +228,7 @@ def deployment_table(
         f"peak {unit}": [_number(option.nbytes, size) for option in options],
         f"largest batch{memory_text}": [_number(option.largest) for option in options],
     }
-    columns |= {f"{loss.title} lost": [_lost(option, loss) for option in options] for loss in losses}
+    columns |= {f"{loss.title} lost": [_loss_cell(option, loss) for option in options] for loss in losses}
     columns = {head: cells for head, cells in columns.items() if any(cell.value is not None for cell in cells)}
     methods_by_cells: dict[tuple[str | GridCell, ...], list[str]] = {}
     for option, *cells in zip(options, *columns.values(), strict=True):
@@ -252,7 +246,7 @@ def deployment_table(
 
 
 def deployment_tables(root: Path | str, losses: Sequence[ScoreLoss] = ()) -> list[Table]:
-    """Return the deployment tables of the timed passes in a rows folder, one per setting (model, device, prompt)."""
+    """Return one deployment table per setting of the passes in a rows folder."""
     return [
         deployment_table(setting, measured.options, losses, notes=measured.notes)
         for setting, measured in measured_options(root).items()
@@ -267,7 +261,7 @@ def _number(estimate: Estimate | None, size: float = 1.0) -> GridCell:
     return GridCell(f"{SIGNS[estimate.source]}{number(value)}", value, interval)
 
 
-def _lost(option: Option, loss: ScoreLoss) -> GridCell:
+def _loss_cell(option: Option, loss: ScoreLoss) -> GridCell:
     difference = loss.lost.get(option.key)
     if difference is None or difference.value is None:
         return GridCell("-")

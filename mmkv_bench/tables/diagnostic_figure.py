@@ -1,4 +1,4 @@
-"""Figures of diagnostics, in the form of the papers' figures: one panel per model, dataset and setting."""
+"""Figures of diagnostics (such as attention entropy), as papers print them: one panel per model, dataset and setting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COLOURS = tuple(HUES.values())
 
 BESIDE = {"prefix_search": "lorenz"}
-"""Analysis -> another analysis that its figure shows too, for samples that have both."""
+"""Analysis -> another analysis whose rows are drawn into the same panel."""
 _PANEL = ("model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint", "versions", "setting")
 _PANELS_ACROSS = 3
 _MOST_LINES_INSIDE = 4  # largest number of lines whose legend fits into a panel
@@ -43,8 +43,11 @@ _HEAD_LABELS = {
 
 @dataclass(frozen=True)
 class Panel:
-    """Data of one panel: the rows of one analysis for one model, dataset and setting. If the figure combines two analyses, the
-    rows of the second are included. `rows` has the methods' `budget` and `budget_kind`, null for numbers without a method."""
+    """Data of one panel: an analysis of one model, dataset and setting.
+
+    rows: rows of `diagnostics`, also of the analysis `BESIDE` this one, with columns `budget` and `budget_kind` of the method
+        (null without a method).
+    """
 
     name: str
     title: str
@@ -52,14 +55,13 @@ class Panel:
 
     @property
     def layers(self) -> list[int]:
-        """Numbers of the layers that have values, ascending."""
+        """Layers that have values, ascending."""
         return sorted(int(layer) for layer in self.rows["layer"].dropna().unique())
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How an analysis is drawn. draw: function that draws one panel. axes: number of axes side by side that a panel has.
-    legend: text below the figure."""
+    """Style of an analysis. draw: draws a panel. legend: text below the figure. axes: number of axes of a panel."""
 
     draw: Callable[[Sequence[Axes], Panel], None]
     legend: str
@@ -67,12 +69,12 @@ class Drawing:
 
 
 def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list[Panel]:
-    """Return the panels of one analysis in a store, one per model, dataset and setting.
+    """Return the panels of the analysis `name` in a store, one per model, dataset and setting.
 
-    name: name of the analysis. datasets: datasets to draw; None: all.
+    datasets: datasets to draw; None: all.
 
     Raises:
-        ConfigError: the store has no rows of the analysis, or none of these datasets.
+        ConfigError: the store has no rows of the analysis or of one of `datasets`.
     """
     all_rows = Store(root).diagnostics(coded=True).to_pandas()
     if not (all_rows["name"] == name).any():
@@ -84,7 +86,7 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
 
 
 def panels_of(every: pd.DataFrame, name: str) -> list[Panel]:
-    """Return the panels of the analysis `name` from `every`, rows of the table `diagnostics`."""
+    """Return the panels of the analysis `name`. every: rows of the table `diagnostics`."""
     rows = every[every["name"].isin([name, BESIDE.get(name, name)])]
     settings = {text: json.loads(text) for text in rows["settings"].unique()}
     methods = {text: values.pop("method", {}) for text, values in settings.items()}
@@ -151,8 +153,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: str) -> None:
-    """Draw values against layers: one line per value of `column`, averaged over heads, with a band over the middle half of
-    samples."""
+    """Draw a line of means over samples against the layer for each value of `column`, with a band of the middle half."""
     for place, (name, group) in enumerate(rows.groupby(column, observed=True, sort=True)):
         samples = group.groupby(["layer", "sample_id"], observed=True)["value"].mean().groupby(level="layer")
         middle, low, high = samples.mean(), samples.quantile(0.25), samples.quantile(0.75)
@@ -163,7 +164,7 @@ def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: 
 
 
 def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw means as lines, with one standard deviation to either side as a band. Text and visual tokens are drawn apart."""
+    """Draw means and standard deviations by layer: of prompt and answer, and beside them of text and visual tokens."""
     grid = panel.rows.groupby(["part", "quantity", "layer"], observed=True)["value"].mean().unstack("layer")
     for each, parts in zip(axes, (("prompt", "answer"), ("text", "visual")), strict=True):
         for place, part in enumerate(part for part in parts if part in grid.index.get_level_values("part")):
@@ -216,7 +217,6 @@ def _outliers(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw the kept ratio of every layer, one line per budget, and the Gini coefficients of attention if they were measured."""
     rows = panel.rows[panel.rows["quantity"] == "kept_ratio"]
     rows = rows[rows["x"].round(6).isin(_BUDGETS)]
     rows = rows.assign(budget=rows["x"].map("{:.0%} in all".format))
@@ -229,7 +229,6 @@ def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw the share of attention that the least attended tokens get, and print the range of the Gini coefficients."""
     (each,), rows = axes, panel.rows
     curves = _grid(rows[rows["quantity"] == "lorenz"], ["layer"])
     for layer, curve in curves.iterrows():
@@ -244,7 +243,7 @@ def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw the densities of hidden-state values of prompt and answer, in up to four layers from the first to the last."""
+    """Draw the densities of hidden-state values of prompt and answer, in layers from the first to the last, one per axes."""
     rows = panel.rows[panel.rows["quantity"] == "density"]
     layer_places = np.unique(np.linspace(0, len(panel.layers) - 1, len(axes)).round().astype(int))
     used_axes = axes[: len(layer_places)]
@@ -266,7 +265,7 @@ def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _heads(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw one curve per KV head. The heads with the smallest and the largest mean are highlighted."""
+    """Draw one curve per KV head. The curves with the smallest and the largest mean are bold."""
     (each,), rows = axes, panel.rows
     curves = _grid(rows, ["layer", "head"])
     for (layer, _), curve in curves.iterrows():
@@ -283,7 +282,6 @@ def _heads(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw attention on the first token, by layer and query head; beside it, the largest activations per layer."""
     rows = panel.rows
     mass = rows[rows["quantity"] == "first_token_mass"].groupby(["layer", "head"])["value"].mean().unstack("head")
     layers = [int(layer) for layer in mass.index]
@@ -303,7 +301,7 @@ def _sinks(axes: Sequence[Axes], panel: Panel) -> None:
 def _heat(
     axes: Axes, grid: pd.DataFrame, layers: Sequence[int], ends: tuple[float, float], label: str, **colours: Any
 ) -> None:
-    """Draw a heat map with a row per layer and a labelled colour bar. ends: smallest and largest value of the x axis."""
+    """Draw a heat map with a row per layer. ends: first and last value of the x axis. label: text at the colour bar."""
     edges = (*ends, layers[-1] + 0.5, layers[0] - 0.5)
     heat = axes.imshow(grid, aspect="auto", extent=edges, cmap=_COLOUR_MAP, interpolation="nearest", **colours)
     axes.set_yticks(_some(layers))
@@ -312,7 +310,6 @@ def _heat(
 
 
 def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
-    """Draw the energy of keys and values over frequency: all layers together, then layer by layer."""
     from matplotlib.colors import LogNorm
 
     rows, keys_and_values = panel.rows, ("keys", "values")

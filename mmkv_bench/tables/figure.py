@@ -1,8 +1,8 @@
-"""Figures of scores (against the budget, against the position in a continuation), and the layout that all figures share.
+"""Figures of scores against the budget or the position in a continuation, and the style that all figures share.
 
-A method has the same colour and marker in every figure, in the report and in notebooks. Hues are Okabe and Ito's, distinguishable
-with every common colour vision. The two light hues are darkened and two are added, so that every hue has a contrast of 3:1 on
-white and on a dark page. Methods of one family share a hue and differ by their markers.
+A method has the same colour and marker everywhere. Methods of one family share a hue and differ by their markers. Hues are Okabe
+and Ito's, which colour-blind readers can tell apart; two are darkened and two added, so that each has a contrast of 3:1 on white
+and on a dark page.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ _HUES_OF_OTHERS = ("brown", "pink", "gold", "sky")  # hues for methods that are 
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Return label -> colour and marker. Labels get different ones as long as a hue has markers left.
+    """Return label -> colour and marker, different for all labels as long as a hue has markers left.
 
-    A shipped method always has its own colour and marker. Another label gets the hue of the shipped method with whose name it
-    begins, or else a hue computed from the label, and a marker that is still free.
+    A shipped method has a fixed look. Another label gets the hue of the shipped method whose name it begins with, or else a hue
+    computed from the label, and a free marker.
     """
     labels = set(labels)
     look_of = {label: _LOOKS_OF_SHIPPED[label] for label in sorted(labels) if label in _LOOKS_OF_SHIPPED}
@@ -108,7 +108,7 @@ _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 @cache
 def _picture() -> type[Figure]:
-    """Return a subclass of matplotlib's `Figure` that notebooks show even if pyplot was never imported."""
+    """Return a subclass of `Figure` that notebooks show even if pyplot was never imported."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -123,9 +123,9 @@ def _picture() -> type[Figure]:
 def canvas(
     down: int, across: int, size: tuple[float, float], used: int | None = None, **axes: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return (figure, panels) with `down` rows and `across` columns of panels, row by row.
+    """Return (figure, panels) with `down` rows and `across` columns of panels, listed row by row.
 
-    size: inches. used: number of panels that are shown; the others are hidden. axes: options of `Figure.subplots`.
+    size: inches. used: number of visible panels; None: all. axes: options of `Figure.subplots`.
     """
     figure = _picture()(figsize=size, dpi=150, layout="constrained")
     panels = list(figure.subplots(down, across, squeeze=False, **axes).ravel())
@@ -145,12 +145,12 @@ def legend_below(figure: Figure, panels: Iterable[Axes], size: float = 9.5) -> N
 
 
 def small_print(figure: Figure, words: Sequence[str], width: int) -> None:
-    """Write the caption above the panels, in lines of `width` letters."""
+    """Write `words` above the panels, joined by semicolons, in lines of `width` letters."""
     figure.suptitle(textwrap.fill("; ".join(words), width), fontsize=9, color="#555555")
 
 
 def log2_axis(axes: Axes, ticks: Sequence[float], labels: Sequence[str], name: str) -> None:
-    """Give a panel a logarithmic x axis (base 2) with only these ticks, and horizontal grid lines."""
+    """Give a panel a logarithmic x axis (base 2) with only these ticks, and call `plain`."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, labels)
     axes.set_xticks([], minor=True)
@@ -165,14 +165,14 @@ def plain(axes: Axes) -> None:
 
 
 def point_style(colour: str, shape: str) -> dict[str, Any]:
-    """Return matplotlib's options for a line's points: colour, marker, and a white edge if the marker has an area."""
+    """Return matplotlib's options for points: colour, marker, and a white edge unless the marker is an x."""
     stroke = shape == "x"
     edge = {"markeredgecolor": colour if stroke else "white", "markeredgewidth": 1.6 if stroke else 0.8}
     return {"color": colour, "marker": shape, **edge}
 
 
 def band(axes: Axes, points: Sequence[tuple[float, float | None, float | None]], colour: str) -> None:
-    """Draw the intervals (x, low, high) of a line as a band; points without an interval are left out."""
+    """Draw the intervals of a line as a band. points: (x, low, high); points without an interval are left out."""
     points_with_interval = [point for point in points if point[1] is not None and point[2] is not None]
     if points_with_interval:
         axes.fill_between(*zip(*points_with_interval, strict=True), color=colour, alpha=0.15, linewidth=0)
@@ -201,10 +201,8 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
 def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
     """Draw scores against the budget: one panel per table, with a common score axis and one legend.
 
-    All tables must have budgets of the same kind. A method has the same colour and marker in all panels.
-
     Raises:
-        ConfigError: a table has no budgets, the kinds differ, or a cell has failed samples and so no score.
+        ConfigError: a table has no budgets, kinds of budgets differ between tables, or a method has failed samples.
     """
     _check(tables)
     styles = looks(method.label for table in tables for method in table.methods if method.budgeted)
@@ -270,12 +268,12 @@ def _caption(tables: Sequence[ScoreTable]) -> list[str]:
 
 
 def position_figure(tables: Sequence[ScoreTable], metric: str) -> Figure:
-    """Draw fidelity (KL divergence from, or agreement with, the full cache) against the position in a continuation.
+    """Draw KL divergence from the full cache, or agreement with it, against the position in a continuation.
 
     There is one panel per budget.
 
     Args:
-        tables: one per stretch of tokens, of one dataset and kind of budget. Each gives the point at the end of its stretch.
+        tables: one per stretch of the continuation, of one dataset and kind of budget, each for a point at the stretch's end.
         metric: name of the y axis.
     """
     last_tokens = [int(table.metric.rpartition("_")[2]) for table in tables]

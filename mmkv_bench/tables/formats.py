@@ -1,7 +1,4 @@
-"""Writers of tables: markdown, csv and html in this file, LaTeX in `latex`; `write` chooses by the format's name.
-
-Markdown is aligned, so that it reads well in a terminal too.
-"""
+"""Writers of tables: markdown, csv and html in this file, LaTeX in `latex`."""
 
 from __future__ import annotations
 
@@ -18,14 +15,11 @@ from mmkv_bench.tables.table import COLOURS, Grid, GridCell, Table
 
 HASHES = "Small below a number: the cells behind it; `mmkv-bench show <rows> <hash>` prints one of them."
 LONG = 10
-"""From this number of tables on, a list of contents precedes them."""
+"""From this number of tables on, markdown begins with a list of contents."""
 
 
 def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
-    """Return a whole HTML document: a linked list of contents, then every table.
-
-    notes: one of `NOTES`: which notes are shown open.
-    """
+    """Return an HTML document: a linked list of contents, then every table. notes: the notes shown open, one of `NOTES`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(  # noqa: S701 - every text goes through a filter that escapes it
@@ -43,7 +37,6 @@ def html(tables: Sequence[Table], title: str, *, notes: str = "short") -> str:
 
 
 def _inline(text: str) -> str:
-    """Convert a note or a caption to html; `code` is its only markup."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -100,17 +93,17 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records with equal keys as csv. The keys are the header, and null is an empty field."""
+    """Return records with equal keys as csv. The keys are the header; None becomes an empty field."""
     text_buffer = io.StringIO()
     if records:
         writer = csv.DictWriter(text_buffer, list(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: inert(value) for key, value in record.items()} for record in records)
+        writer.writerows({key: quote_formula(value) for key, value in record.items()} for record in records)
     return text_buffer.getvalue()
 
 
-def inert(value: Any) -> Any:
-    """Return a csv field that no spreadsheet runs: a text that begins like a formula gets a quote before it; numbers stay."""
+def quote_formula(value: Any) -> Any:
+    """Put a quote before a text that a spreadsheet would run as a formula; return other values and numbers unchanged."""
     if not isinstance(value, str) or len(value) < 2 or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:

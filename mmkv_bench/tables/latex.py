@@ -1,9 +1,8 @@
-r"""The LaTeX writer. A table that fits a page is a float, a longer one a `longtable`; no letter is smaller than 6 pt.
+r"""The LaTeX writer. A table that fits a page is a float; a longer table is a `longtable`.
 
-A table is set in the largest size in which its widest grid fits the width. If no size fits, long headers break into lines; if
-that is not enough, the page is turned by 90 degrees; if 6 pt is still too wide, the columns are divided into several grids. UTF-8
-marks become commands, so that any engine sets them.
-The first line names the `PACKAGES` that must be loaded.
+A table has the largest letters, at least 6 pt, in which the widest grid fits the page. If 6 pt is too wide, headers break into
+lines; then the page is turned to landscape; then the columns are split into several grids. UTF-8 marks become commands, so that
+any engine prints them. The first line names the `PACKAGES` to load.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ PACKAGES = {
     "pdflscape": r"\begin{landscape}",
     "xcolor": r"\textcolor",
 }
-"""Package -> text that shows that a table needs the package."""
+"""Package -> text that occurs in tables that need the package."""
 _ESCAPES = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
     "\\": r"\textbackslash{}",
     "^": r"\textasciicircum{}",
@@ -43,53 +42,43 @@ _ESCAPES = {sign: f"\\{sign}" for sign in "{}_%&#$"} | {
     "≠": r"\ensuremath{\neq}",
     "⊘": r"\ensuremath{\oslash}",
 }
-_FLOATS_PER_CLEARPAGE = 10  # tables between page breaks; LaTeX gives up if 18 floats wait for a page
-_TEXT_AREA_PT = (345.0, 550.0)  # points across and down, of the narrowest text of class article
+_FLOATS_PER_CLEARPAGE = 10  # tables between page breaks; LaTeX fails if 18 floats wait for a page
+_TEXT_AREA_PT = (345.0, 550.0)  # width and height of the narrowest text of class article, in points
 _SIZES = ((10, ""), (9, r"\small"), (8, r"\footnotesize"), (7, r"\scriptsize"), (6, r"\fontsize{6}{7}\selectfont"))
-_EM_PT = {
-    10: 10.0,
-    9: 9.25,
-    8: 8.5,
-    7: 8.0,
-    6: 7.3,
-}  # width of a letter m in points; smaller letters are relatively wider
+_EM_PT = {10: 10.0, 9: 9.25, 8: 8.5, 7: 8.0, 6: 7.3}  # size -> width of a letter m in points
 _NO_SMALLER = r"\let\scriptsize\relax\def\textsuperscript#1{\raisebox{.4ex}{#1}}"
 _WIDEST_COLUMN_PT = 150.0  # points; a wider column becomes a paragraph of this width
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """Size of a table's letters, and orientation of its page. across, down: points of text. stacked: headers break into lines."""
+    """Letter size and page of a table. stacked: headers break into lines. across, down: size of the text area in points."""
 
     size: int
     command: str
-    turned: bool
+    landscape: bool
     stacked: bool
 
     @property
     def across(self) -> float:
-        return _TEXT_AREA_PT[self.turned]
+        return _TEXT_AREA_PT[self.landscape]
 
     @property
     def down(self) -> float:
-        return 0.94 * _TEXT_AREA_PT[not self.turned]
+        return 0.94 * _TEXT_AREA_PT[not self.landscape]
 
     @property
     def gap(self) -> float:
-        """Points of space on either side of a column."""
+        """Space on either side of a column, in points."""
         return 6.0 if self.size > 8 else 3.0
 
 
 def escape(text: str) -> str:
-    """Escape plain text for LaTeX."""
     return "".join(_ESCAPES.get(character, character) for character in text)
 
 
 def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
-    """Return all tables as LaTeX; the first line is a comment with the packages that they need.
-
-    notes: one of `NOTES`: which notes stand below a table.
-    """
+    """Return all tables as LaTeX. notes: the notes printed below a table, one of `NOTES`. Of `short`, the others are comments."""
     has_colours = any(cell.look for table in tables for grid in table.grids for row in grid.cells for cell in row)
     used_colours = {look.colour for look in VERDICTS.values()} if has_colours else set()
     texts = [_table(table, notes) for table in tables]
@@ -103,49 +92,44 @@ def latex(tables: Sequence[Table], *, notes: str = "short") -> str:
 
 
 def _table(table: Table, how: str) -> str:
-    setting, grids = _fitting(table.grids)
+    setting, grids = _fit(table.grids)
     printed_notes, hidden_notes = table.split_notes(how)
     notes = (
         [r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, printed_notes))]
         if printed_notes
         else []
     )
-    notes += [
-        f"% {' '.join(note.split())}" for note in hidden_notes
-    ]  # hidden notes become comments, which explain the marks
+    notes += [f"% {' '.join(note.split())}" for note in hidden_notes]
     title = escape(". ".join(filter(None, (table.title, table.caption))))
     name = "".join(character if character.isalnum() or character == "-" else "-" for character in table.name)
     caption = [rf"\caption{{{title}}}", *([rf"\label{{tab:{name}}}"] if name else [])]
     size = [setting.command] if setting.command else []
     size += [_NO_SMALLER] if setting.size < 8 else []
     size += [rf"\setlength{{\tabcolsep}}{{{setting.gap:g}pt}}"] if setting.gap < 6 else []
-    groups = _joined(grids)
+    groups = _group_grids(grids)
     height = sum(_height(group, setting) for group in groups) + 11 * len(title) / setting.across * 5
     height += sum(10 * ceil(_width(note, 8) / setting.across) for note in printed_notes)
-    if not setting.turned and height <= setting.down:
+    if not setting.landscape and height <= setting.down:
         body = [line for group in groups for line in _tabular(group, setting)]
         return "\n".join([r"\begin{table}", r"\centering", *caption, *size, *body, *notes, r"\end{table}", ""])
-    lines = [r"\begin{landscape}"] if setting.turned else []
+    lines = [r"\begin{landscape}"] if setting.landscape else []
     lines += [r"\begingroup", r"\setlength{\LTcapwidth}{\linewidth}", *size]
     for number, group in enumerate(groups):
         lines += _longtable(group, setting, [] if number else [*caption, r"\\"])
-    return "\n".join([*lines, *notes, r"\par\endgroup", *([r"\end{landscape}"] if setting.turned else []), ""])
+    return "\n".join([*lines, *notes, r"\par\endgroup", *([r"\end{landscape}"] if setting.landscape else []), ""])
 
 
-def _fitting(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
-    """Choose the largest typesetting in which every grid fits the page's width. Return (typesetting, grids).
-
-    If a grid fits in none, it is split by columns.
-    """
-    for turned, stacked, (size, command) in product((False, True), (False, True), _SIZES):
-        setting = _Setting(size, command, turned, stacked)
-        if all(sum(_widths(group, setting)) <= setting.across for group in _joined(grids)):
+def _fit(grids: Sequence[Grid]) -> tuple[_Setting, list[Grid]]:
+    """Return the first setting in which all grids fit the width, and the grids, which are split if no setting fits."""
+    for landscape, stacked, (size, command) in product((False, True), (False, True), _SIZES):
+        setting = _Setting(size, command, landscape, stacked)
+        if all(sum(_widths(group, setting)) <= setting.across for group in _group_grids(grids)):
             return setting, list(grids)
     setting = _Setting(*_SIZES[2], True, True)
-    return setting, [part for grid in grids for part in _divided(grid, setting)]
+    return setting, [part for grid in grids for part in _split_columns(grid, setting)]
 
 
-def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
+def _split_columns(grid: Grid, setting: _Setting) -> Iterator[Grid]:
     widths = _widths([grid], setting)
     column_parts: list[list[int]] = [[]]
     for column in range(grid.labels, len(grid.header)):
@@ -161,10 +145,9 @@ def _divided(grid: Grid, setting: _Setting) -> Iterator[Grid]:
 
 
 def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridCell:
-    """Return the row's cell at `column` for a grid that is reduced to the columns `part`.
+    """Return a row's cell at `column` for a grid reduced to the columns `part`, with its span cut to these columns.
 
-    The cell's span is cut to these columns. If an earlier cell spans the first of them, that cell is returned,
-    so that its text is not lost.
+    If a cell of an earlier column spans the first column of `part`, that cell is returned for the first column.
     """
     if column not in part:
         return row[column]
@@ -174,8 +157,8 @@ def _in_part(row: Sequence[GridCell], column: int, part: Sequence[int]) -> GridC
     return replace(row[first_column], span=span if span > 1 else 0)
 
 
-def _joined(grids: Sequence[Grid]) -> list[list[Grid]]:
-    """Group the grids that are typeset in one tabular: grids whose columns are among the first grid's columns."""
+def _group_grids(grids: Sequence[Grid]) -> list[list[Grid]]:
+    """Group the grids that become one tabular: grids with headings, whose columns are among those of the group's first grid."""
     groups: list[list[Grid]] = []
     for grid in grids:
         may_join = bool(groups and grid.heading and not grid.groups and grid.labels == groups[-1][0].labels)
@@ -207,11 +190,13 @@ def _longtable(grids: Sequence[Grid], setting: _Setting, caption: Sequence[str])
 
 def _header(grids: Sequence[Grid], setting: _Setting) -> list[str]:
     grid, widths = grids[0], _widths(grids, setting)
-    names = [_stacked(lines) for lines in _headings(grids, setting)]
+    names = [_stack_lines(lines) for lines in _headings(grids, setting)]
     groups, rules, first_column = [""] * grid.labels, "", grid.labels + 1
     for name, count in grid.spans:
-        lines = _broken(name, sum(widths[first_column - 1 : first_column - 1 + count]) - 2 * setting.gap, setting.size)
-        groups.append(rf"\multicolumn{{{count}}}{{c}}{{{_stacked(lines)}}}")
+        lines = _break_lines(
+            name, sum(widths[first_column - 1 : first_column - 1 + count]) - 2 * setting.gap, setting.size
+        )
+        groups.append(rf"\multicolumn{{{count}}}{{c}}{{{_stack_lines(lines)}}}")
         rules += rf"\cmidrule(lr){{{first_column}-{first_column + count - 1}}}" if name else ""
         first_column += count
     group_rows = [" & ".join(groups) + r" \\", rules] if grid.groups else []
@@ -223,13 +208,13 @@ def _headings(grids: Sequence[Grid], setting: _Setting) -> list[list[str]]:
         return [[name] for name in grids[0].header]
     column_widths = _widths(grids, setting)
     return [
-        _broken(name, width - 2 * setting.gap, setting.size)
+        _break_lines(name, width - 2 * setting.gap, setting.size)
         for name, width in zip(grids[0].header, column_widths, strict=True)
     ]
 
 
-def _broken(name: str, width: float, size: int) -> list[str]:
-    """Break a header between words into lines of at most `width` points."""
+def _break_lines(name: str, width: float, size: int) -> list[str]:
+    """Break a header between words into lines of at most `width` points, if no word is wider."""
     lines = [""]
     for word in _words(name):
         if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:
@@ -238,7 +223,7 @@ def _broken(name: str, width: float, size: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _stacked(lines: Sequence[str]) -> str:
+def _stack_lines(lines: Sequence[str]) -> str:
     text = r" \\ ".join(map(escape, lines))
     return rf"\shortstack{{{text}}}" if len(lines) > 1 else text
 
@@ -266,7 +251,7 @@ def _rows(grids: Sequence[Grid]) -> Iterator[str]:
 
 
 def _in_columns(first: Grid, grid: Grid) -> list[list[GridCell]]:
-    """Return the rows of `grid` arranged in the columns of `first`; columns that `grid` lacks are empty."""
+    """Return the rows of `grid` in the columns of `first`; columns that `grid` lacks are empty."""
     if list(grid.header) == list(first.header):
         return grid.cells
     columns = {name: at for at, name in enumerate(grid.header)}
@@ -292,7 +277,7 @@ def _columns(grids: Sequence[Grid], setting: _Setting) -> str:
 
 
 def _widths(grids: Sequence[Grid], setting: _Setting) -> list[float]:
-    """Return the width in points of every column of joined grids, with its gaps."""
+    """Return the width of every column of a group of grids, gaps included, in points."""
     first = grids[0]
     widest_points = [
         max(_width(word.rstrip(), setting.size) for word in (_words(name) if setting.stacked else [name]))
@@ -326,7 +311,7 @@ def _height(grids: Sequence[Grid], setting: _Setting) -> float:
 
 
 def _width(text: str, size: int) -> float:
-    """Return an upper estimate of a text's width in points, from letter widths of Computer Modern."""
+    """Return an upper estimate of a text's width in Computer Modern, in points."""
     narrow_letters = sum(text.count(letter) for letter in "ijl.,:;'!|")
     wide_letters = sum(character.isupper() or character in "mw%+=<>±@_†‡§¶◊∥✓✗○" for character in text)
     return _EM_PT[size] * (

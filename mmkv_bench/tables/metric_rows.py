@@ -1,4 +1,4 @@
-"""The `metrics` rows of cells: one per cell and metric, computed from per-sample scores. Pure functions of frames."""
+"""The `metrics` rows: one per stored setting ("cell") and metric, computed from scores by sample."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def metrics_rows(
 ) -> list[dict[str, Any]]:
     """Return one `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
 
-    The column `difference` is the cell's score minus that of the `full` cell of the same context (model, dataset, protocol),
-    over the samples ok in both. It is null for `full` itself, and if `cells` has no such `full` cell.
+    The column `difference` is the cell's score minus the score of `full` in the same context (model, dataset, protocol), over the
+    samples that are ok in both. It is null for `full` itself, and if `full` is not among `cells`.
 
     Args:
         samples, cells: frames of the store's tables of these names.
@@ -48,7 +48,7 @@ def metrics_rows(
     check(cells, samples)
     cells = with_limits(cells)
     sheet = Sheet.of(samples, list(cells["cell"]))
-    scores = {(sheet.cells[cell], metric): sheet.scores([cell], metric) for cell, metric, _ in sheet.every()}
+    scores = {(sheet.cells[cell], metric): sheet.scores([cell], metric) for cell, metric, _ in sheet.slices()}
     metrics_of: dict[str, list[str]] = {}
     for cell, metric in scores:
         metrics_of.setdefault(cell, []).append(metric)
@@ -83,15 +83,16 @@ def metrics_rows(
 
 
 def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[str, Any]]:
-    """Return one dict per item of `scores`: n, n_ok, value, its interval, and `value_failures_zero`.
+    """Return one dict per item of `scores`, with these keys.
 
-    value: the score; null, like its interval, unless every sample is ok.
-    value_failures_zero: the score with failed samples counted as 0. It is null if smaller values are better (0 would
-        flatter a failure), if an answer was not judged, or if a pooled metric has no parts for a failed sample.
+    n, n_ok: numbers of samples and of ok samples.
+    value, low, high, interval: score, ends of its interval and kind of the interval; None unless every sample is ok.
+    value_failures_zero: score with failed samples counted as 0. If a sample failed, it is None where smaller values are better
+        (0 would flatter a failure), an answer was not judged, or a pooled metric lacks the parts of a failed sample.
     """
     aggregator = aggregate_of(metric)
     for cell in scores:
-        # failed samples may lack parts, as when no sample of a cell reached the scorer
+        # Only failed samples may lack parts.
         if aggregator and cell.n_ok and (cell.parts is None or np.isnan(cell.parts[cell.ok]).any()):
             raise StoreError(
                 f"{dataset}: rows of {metric} lack the parts from which it is aggregated; score the answers again with "
@@ -110,7 +111,7 @@ def headlines(scores: Sequence[Scores], dataset: str, metric: str) -> list[dict[
 
 
 def aggregate(scores: Scores, aggregator: Pooled | None = None) -> float:
-    """Return one score of all samples: their mean, or the pooled value of `aggregator`."""
+    """Return the mean over all samples, or the pooled value of `aggregator`."""
     if aggregator is None:
         return float(np.mean(scores.values))
     return aggregator(_aggregated(scores, aggregator))
@@ -124,7 +125,7 @@ def _aggregated(scores: Scores, aggregator: Pooled | None) -> np.ndarray:
 
 
 def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> float | None:
-    """Return the aggregate with failed samples counted as 0; None in the cases listed in `headlines`.
+    """Return `value_failures_zero` of `headlines` for scores with a failed sample.
 
     A pooled metric needs no change: a failed sample already has the parts of an empty answer.
     """
@@ -137,10 +138,7 @@ def _with_failures(scores: Scores, aggregator: Pooled | None, metric: str) -> fl
 def _differences(
     cells: Sequence[Mapping[str, Any]], scores: Mapping[tuple[str, str], Scores]
 ) -> dict[tuple[str, str], Difference]:
-    """Return (cell, metric) -> difference of the cell's score to that of `full` in its context (model, dataset, protocol).
-
-    cells: rows of the table `cells`. scores: (cell, metric) -> scores by sample.
-    """
+    """Return (cell, metric) -> score minus the score of `full` in the same context. cells: rows of the table `cells`."""
     full_of: dict[tuple[str, ...], str] = {}
     for row in cells:
         if row["base"] == BASELINE and full_of.setdefault(context_key(row), row["cell"]) != row["cell"]:

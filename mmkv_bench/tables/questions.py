@@ -1,15 +1,14 @@
-"""Loss of many questions per document, split by what the cache was compressed for, as tables and as a figure.
+"""Scores lost when one compressed cache answers several questions on a document, as tables and as a figure.
 
-A document is compressed once and asked several questions. The baseline is compressing anew for each question (`query_aware`):
+The baseline compresses anew for each question (`query_aware`). The losses are:
 
-- room: the baseline minus compressing once for all questions (`query_joint`), the price of keeping what all questions need.
-- unknown: `query_joint` minus compressing for another question (`query_first`), the price of not knowing this question.
-- wording: the baseline minus compressing for the same question in other words (`query_paraphrase`).
-- generic, agnostic: the baseline minus compressing for a fixed instruction, or for no question.
-- turns: the baseline minus asking in a conversation (`turns`), after other questions and answers under the same budget; also by
-  turn.
+- room: the baseline minus compressing once for all questions (`query_joint`);
+- unknown: `query_joint` minus compressing for another question (`query_first`);
+- wording: the baseline minus compressing for the same question in other words (`query_paraphrase`);
+- generic, agnostic: the baseline minus compressing for a fixed instruction, or for no question;
+- turns: the baseline minus asking in a conversation (`turns`), after other questions and answers under the same budget.
 
-Differences are paired by sample. Intervals are for means over documents, the independent units.
+Differences are paired by sample. Intervals are of means over documents, the independent units.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KNOWN = ("each", "joint", "other", "paraphrase", "generic", "agnostic", "turns")
-"""Columns of scores; `other`: rows of `query_first` whose question is not the question that the cache was compressed for."""
+"""Columns of scores. `other`: score under `query_first`, where the cache was compressed for another question."""
 LOSSES = {
     "room": ("each", "joint"),
     "unknown": ("joint", "other"),
@@ -46,8 +45,8 @@ LOSSES = {
 _PROTOCOLS = {"query_aware": "each", "query_joint": "joint", "query_first": "other", "turns": "turns"}
 _PROTOCOLS |= {f"query_{name}": name for name in ("paraphrase", "generic", "agnostic")}
 MODES = {"first" if name == "other" else name: ["same", "other"] if name == "other" else [name] for name in KNOWN}
-"""Mode (what the cache was compressed for) -> columns of scores. A sample has a score in one of them. `first` is
-`query_first`, with the question that the cache was compressed for."""
+"""Mode (which questions the cache was compressed for) -> columns of scores, of which a sample has one. `first`: `query_first`,
+with the question that the cache was compressed for."""
 LINE = ["model", "dataset", "metric", "method", "reading", "budget", "seed"]
 _SAMPLE = [*LINE, "cluster", "sample_id"]
 
@@ -62,28 +61,17 @@ _NO_SCORES_MESSAGE = (
 
 
 class NoQuestionsError(StoreError):
-    """Error: a store has no scores of several questions per document."""
-
-
-def question_tables(
-    root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
-) -> list[Table]:
-    """Return one table per model, dataset and metric of a store whose documents have several questions.
-
-    Args:
-        datasets: names of datasets; None: all.
-        metrics: names of metrics; None: all except fidelity.
-
-    Raises:
-        NoQuestionsError: the store has no scores of several questions per document.
-    """
-    return [table for table, _ in tables_with_scores(root, datasets, metrics)]
+    """The store has no scores of several questions per document."""
 
 
 def tables_with_scores(
     root: Path, datasets: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[tuple[Table, pd.DataFrame]]:
-    """Return (table, scores) for each table of `question_tables`; the scores are its rows of `paired_scores`.
+    """Return (table, its rows of `paired_scores`) per model, dataset and metric of a store.
+
+    Args:
+        datasets: names of datasets; None: all.
+        metrics: names of metrics; None: all except fidelity.
 
     Raises:
         NoQuestionsError: the store has no scores of several questions per document.
@@ -98,18 +86,17 @@ def tables_with_scores(
 
 
 def paired_scores(root: Path) -> pd.DataFrame:
-    """Return one row per question, metric, method, budget and seed, with the scores under all protocols side by side.
+    """Return one row per question, metric, method, budget and seed, with the scores under all protocols.
 
     Columns:
     - those of `LINE`, `cluster` (the document) and `sample_id`;
-    - those of `KNOWN`: the score by what the cache was compressed for, such as `joint` for all questions; NaN if missing;
-    - `same`: the score under `query_first` if the cache was compressed for this very question;
-    - `place`: position of the question in its document's order, from 1. The order begins with the question that `query_first`
-      and `turns` ask first.
+    - those of `KNOWN`: score by the questions that the cache was compressed for, such as `joint` for all; NaN if missing;
+    - `same`: score under `query_first` if the cache was compressed for this question;
+    - `place`: position of the question, from 1. Position 1 has the question that `query_first` and `turns` ask first.
 
     Raises:
         NoQuestionsError: the store has no scores of several questions per document.
-        StoreError: two cells differ in nothing but the method's version, or in something that no column shows.
+        StoreError: a row has two scores under a protocol, from methods with different versions or parameters.
     """
     store = Store(root)
     cells = store.cells().to_pandas()
@@ -144,11 +131,7 @@ def paired_scores(root: Path) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each question's position in its document's order, from 1.
-
-    The order starts at the question that was asked first. If no row names that question, the position is the question's number
-    + 1.
-    """
+    """Return a frame with the `place` of each question. If no row names the question asked first, question 0 has position 1."""
     sample = ["dataset", "sample_id"]
     question_rows = rows.drop_duplicates(sample)
     question_rows = question_rows.assign(
@@ -175,14 +158,14 @@ def _places(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_place(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean score by the question's position in its document, for each thing that the cache was compressed for.
+    """Return the mean score by method, budget, seed (`LINE`), mode of `MODES` and position of the question.
 
     Args:
         scores: result of `paired_scores`.
 
     Returns:
-        One row per line (`LINE`), mode of `MODES` (what the cache was compressed for) and position, with these columns:
-        label: the method. mode, place: mode and position.
+        Columns of `LINE`, and:
+        label: name of the method. mode, place: mode and position.
         value: mean score. low, high: 95 % interval over documents; NaN for fewer than `LEAST` documents.
         documents: number of documents.
     """
@@ -208,19 +191,19 @@ def by_place(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def label(method: str, reading: str, seed: str) -> str:
-    """Return the name of a method with its reading and seed, for tables."""
+    """Return the name of a method with reading and seed, such as `h2o (released) seed=1`."""
     return method + (f" ({reading})" if reading == "released" else "") + (f" seed={seed}" if seed else "")
 
 
 def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[float, Interval, int]]:
-    """Return name of a loss -> (mean over documents, interval, number of documents), for each loss of `LOSSES`.
+    """Return name of a loss -> (mean over documents, interval, number of documents), for each loss with scores.
 
-    A loss is the difference of two score columns, positive if the second column is worse.
+    A loss is positive if the second column of `LOSSES` is worse.
 
     Args:
-        line: rows of `paired_scores` for one method, budget and seed; rows with both columns count.
+        line: rows of `paired_scores` for one method, budget and seed.
         dataset: name of the dataset, which seeds the bootstrap.
-        metric: name of the metric, which decides whether smaller scores are better.
+        metric: name of the metric.
     """
     sign, loss_of = (-1 if lower_is_better(metric) else 1), {}
     for name, (first, second) in LOSSES.items():
@@ -232,9 +215,9 @@ def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[flo
 
 
 def _interval(values: pd.Series, clusters: pd.Series | pd.Index, dataset: str, share: bool = True) -> Interval:
-    """Return the confidence interval of the mean of `values`; an empty one for fewer than `LEAST` documents.
+    """Return the interval of the mean of `values`; `NO_INTERVAL` for fewer than `LEAST` documents.
 
-    clusters: the document of each value. share: the values are shares from 0 to 1.
+    clusters: document of each value. share: True if the values are shares from 0 to 1.
     """
     if clusters.nunique() < LEAST:
         return NO_INTERVAL
@@ -275,10 +258,7 @@ def _table(names: tuple[str, str, str], rows: pd.DataFrame) -> Table:
 
 
 def _notes(rows: pd.DataFrame, documents: int, turns: bool, paired: bool) -> Iterator[Note]:
-    """Yield the notes of a table of questions.
-
-    documents: number of documents. turns: the table has a grid by turn. paired: the table has losses.
-    """
+    """Yield the notes of a table. turns: True if the table has a grid by turn. paired: True if the table has losses."""
     text = (
         "each: compressed anew for every question; joint: once, for all questions of the document; other: once, for "
         "another question of it; paraphrase: for the question in other words; generic: for a fixed instruction; agnostic: for "
@@ -297,9 +277,7 @@ def _notes(rows: pd.DataFrame, documents: int, turns: bool, paired: bool) -> Ite
     missing = 0
     for _, line in rows.groupby(LINE[3:]):
         missing_modes = [line[columns].isna().all(axis=1) for columns in MODES.values()]
-        missing += sum(
-            int(gone.sum()) for gone in missing_modes if not gone.all()
-        )  # the others are modes that were not run
+        missing += sum(int(gone.sum()) for gone in missing_modes if not gone.all())  # modes without scores were not run
     if missing:
         yield Note(f"{missing} scores are missing (failed, or not there yet) and left out.", Rank.WARNING)
     same_order_rows = rows.dropna(subset=["same", "each"])
@@ -315,15 +293,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, ...]:
-    """Return a sort key for table lines: `full` first, then by method and budget, independent of the store's order."""
+    """Return a sort key: `full` first, then by method, reading, budget and seed."""
     return method != "full", method, reading, float(budget.rstrip("%") or 0), seed
 
 
 def _at_turn(line: pd.DataFrame) -> GridCell:
-    """Return a grid cell with the mean score of the questions of one turn.
-
-    The mean of the same questions, each compressed for anew (`query_aware`), follows in brackets if it exists.
-    """
+    """Return the mean score of one turn's questions, with the mean under `query_aware` of the same questions in brackets."""
     paired_rows = line[line["turns"].notna() & line["each"].notna()]
     if paired_rows.empty:
         return _number(line["turns"].mean())
@@ -356,30 +331,27 @@ LOOKS = {
 """Mode -> colour and marker, in figures and in the report."""
 _PANELS_ACROSS = 4
 _POINT_SHIFT = 0.07
-"""Horizontal distance between the points of different modes, many of which are equal."""
+"""Horizontal distance between the points of different modes, so that equal points stay visible."""
 
 
-def aside(mode: str, modes: Sequence[str]) -> float:
-    """Return the horizontal shift of the points of `mode`, so that equal points of several modes stay visible.
-
-    modes: all drawn modes (what the cache was compressed for).
-    """
+def x_shift(mode: str, modes: Sequence[str]) -> float:
+    """Return the horizontal shift of the points of `mode`. modes: all drawn modes."""
     return _POINT_SHIFT * (modes.index(mode) - (len(modes) - 1) / 2)
 
 
 def question_figure(
     points: pd.DataFrame, methods: Sequence[str] | None = None, budgets: Sequence[str] | None = None
 ) -> Figure:
-    """Draw scores against the position of a question among its document's questions, one panel per method and budget.
+    """Draw scores against the question's position, one panel per method and budget, with a line per mode of `MODES`.
 
-    A panel has one line with intervals per mode (what the cache was compressed for). The full cache is the dashed line.
+    The full cache is a dashed line.
 
     Args:
-        points: result of `by_place` for one table.
+        points: result of `by_place` for one model, dataset and metric.
         methods, budgets: methods, in this order, and budgets to draw; None: all.
 
     Raises:
-        ConfigError: no row has one of the methods or budgets.
+        ConfigError: no row has one of the methods or budgets, or only `full` has rows.
     """
     panels = _panels(points, methods, budgets)
     modes = [mode for mode in MODES if (points["mode"] == mode).any()]
@@ -423,7 +395,7 @@ def _draw_panel(axes: Axes, line: pd.DataFrame, full: pd.DataFrame, modes: Seque
             continue
         below, above = (rows["value"] - rows["low"]).fillna(0), (rows["high"] - rows["value"]).fillna(0)
         style = point_style(*LOOKS[mode]) | {"markersize": 6, "linewidth": 1.3, "elinewidth": 0.9, "label": mode}
-        axes.errorbar(rows["place"] + aside(mode, modes), rows["value"], [below.clip(0), above.clip(0)], **style)
+        axes.errorbar(rows["place"] + x_shift(mode, modes), rows["value"], [below.clip(0), above.clip(0)], **style)
     axes.set_xticks(sorted(line["place"].unique()))
     if line["value"].between(0, 1).all():
         axes.set_ylim(-0.03, 1.05)

@@ -1,4 +1,4 @@
-"""Checks that the stored scores belong to the stored answers, and the stored metrics to the stored scores."""
+"""Checks that stored scores belong to the stored answers, and stored metrics to the stored scores."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from mmkv_bench.statistics.metric_kinds import CAPS, aggregate_of
 from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import clusters_of, tally
-from mmkv_bench.tables.scores import capped
+from mmkv_bench.tables.scores import apply_caps
 
 AT_ONCE = 1 << 18  # scores summed at a time
 CLOSE = 1e-9  # relative difference of sums that were added in another order
-SUMMED = ("cell", "sample_id", "metric", "status", "value", "parts")
-"""Columns of scores that are read to sum the scores, and to tell which answers the scores belong to."""
+SUM_COLUMNS = ("cell", "sample_id", "metric", "status", "value", "parts")
+"""Columns of `samples` that `sums_of` reads, and the sample ids."""
 _METRICS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "answers_digest")
 
 
-def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
-    """Return `samples` without the scores of stale cells, whose answers then count as not scored.
+def drop_stale_scores(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
+    """Return `samples` without the scores of stale cells (stored settings). Their answers then count as not scored.
 
-    A cell (a method, budget, dataset and seed of a model) is stale in three cases: its answers were made again after scoring,
-    its metrics were computed from another number of scores, or it has scores without metrics.
+    A cell is stale if its answers were made again after scoring, if its metrics were computed from another number of scores, or
+    if it has scores without metrics.
 
     Args:
-        samples: per-sample scores of all metrics, or of some. Text columns are dictionary-encoded.
+        samples: scores by sample, of some or all metrics. Text columns are dictionary-encoded.
         metrics: `metrics` rows of the same cells.
 
     Raises:
@@ -51,7 +51,7 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
         )
     sums = sums_of(samples)
     scored = {cell for cell, _ in sums}
-    stale = (scored - {row["cell"] for row in rows}) | cells_beside(sums, rows)
+    stale = (scored - {row["cell"] for row in rows}) | miscounted_cells(sums, rows)
     for row in rows:
         if row["cell"] not in scored:
             continue
@@ -75,12 +75,13 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
 
 @dataclass
 class Sum:
-    """Sums over one cell's scores of one metric, to compare with the cell's `metrics` row.
+    """Sums over the scores of one cell and metric.
 
     n: number of scores. ok: number of scores with status ok and a value.
     value: sum of the values, each limited to the metric's cap. uncapped: sum of the values as stored.
     clusters: sum of hashes of (sample, cluster); None if clusters were not read.
-    parts: sums of the numbers from which a pooled metric is computed; None if no score has any."""
+    parts: sums of the numbers from which a pooled metric is computed; None if no score has any.
+    """
 
     n: int = 0
     ok: int = 0
@@ -90,10 +91,9 @@ class Sum:
     parts: np.ndarray | None = None
 
     def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
-        """Return a text on how these sums contradict the cell's `metrics` row; "" if they do not.
+        """Return how the sums contradict the `metrics` row `row`, as text; "" if they do not.
 
-        row: the `metrics` row. clusters: hash of the answers' clusters (`Tally.clusters`), compared with that of the scores;
-            None: not compared.
+        clusters: hash of the clusters of the answers (`Tally.clusters`), to compare with the scores'; None: not compared.
         """
         if self.ok != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self.ok} in samples/"
@@ -115,11 +115,11 @@ class Sum:
 
 
 Sums = dict[tuple[str, str], Sum]
-"""(cell, metric) -> its sum; only for cells with scores of the metric."""
+"""(cell, metric) -> sums over the scores; only for metrics with scores in the cell."""
 
 
 def sums_of(samples: pa.Table) -> Sums:
-    """Return (cell, metric) -> sums over its scores (`Sum`). samples: per-sample scores, read block by block."""
+    """Return the sums over `samples`, the scores by sample, of which `AT_ONCE` are in memory at a time."""
     table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
     with_clusters = "cluster" in samples.column_names
     for name in ("sample_id", "cluster") if with_clusters else ():  # their dictionaries may differ from chunk to chunk
@@ -133,7 +133,7 @@ def sums_of(samples: pa.Table) -> Sums:
         columns = {
             "key": group_keys,
             "ok": pc.and_(pc.equal(batch["status"].cast("string"), "ok"), batch["value"].is_valid()),
-            "value": capped(values, metrics, metric_codes),
+            "value": apply_caps(values, metrics, metric_codes),
             "uncapped": values,
             "clusters": clusters_of(batch["sample_id"], batch["cluster"]) if with_clusters else group_keys,
         }
@@ -153,9 +153,8 @@ def sums_of(samples: pa.Table) -> Sums:
     return sums
 
 
-def cells_beside(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the cells (each one method, budget and dataset) whose number of scores differs from the number `n` in their
-    `metrics` row, for at least one metric.
+def miscounted_cells(sums: Sums, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the cells with a metric whose number of scores differs from `n` of its `metrics` row.
 
     Metrics without any score in `sums` are not compared.
     """

@@ -1,4 +1,4 @@
-"""Marks on the cells of a table of scores, and the notes below it, each with its rank."""
+"""Marks (such as †) and notes of tables of scores."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ FIXTURE_DATA = Note(
 NOTHING_RIGHT = "The full cache scores 0: this model cannot do this task, so its methods cannot be judged by it."
 RANKS = "Ranks run from 1 + the number of methods proven better to m - the number proven worse"
 _MOST_LISTED = 6  # cells that a note lists by name
-_ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
+_ROUNDING = 1e-5  # lmms-eval rounds MMMU's aggregate to five digits
 
 
 def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[str]:
-    """Return the marks behind the number of one table cell, such as `†` for over the budget, in a fixed order."""
+    """Return the marks behind the number of a table cell, such as † for over the budget, in a fixed order."""
     audit = entry.audit
     flags = {
         OVER: audit.over > 0,
@@ -50,28 +50,26 @@ def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[st
 
 
 def _letters(table: ScoreTable) -> dict[str, str]:
-    """Return fallback (replacement that a method reported) -> its letter in the table."""
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
 def _mostly_prefill(method: Line, entry: Entry) -> bool:
-    """Return True if most answers of a table cell come from the full prefill, so that the cell cannot tell methods apart."""
+    """Return True if compression could not change most answers, because their tokens come from the full prefill."""
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 
 
 def gate_note(verdict: str) -> Note:
-    """Return a sentence of `context_cells.verdict` as a note; it is a warning if the full cache missed its expected score."""
+    """Return a sentence of `context_cells.verdict` as a note: a warning if the full cache missed its expected score."""
     return Note(verdict, Rank.WARNING if " failed:" in verdict else Rank.READING)
 
 
 def score_notes(table: ScoreTable) -> list[Note]:
-    """Return all notes of a table of scores."""
     note_functions = (_data_notes, _failure_notes, _bold_notes, _mark_notes, _free_notes, _state_notes, _line_notes)
     return [note for part in (*note_functions, _version_notes, _origin_notes) for note in part(table)]
 
 
 def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
-    """Return every cell of the table once, line by line, as (name such as `snapkv at 64`, method, entry)."""
+    """Return (name such as `snapkv at 64`, method, entry) of every table cell, line by line."""
     return [(cell_words(method.label, budget), method, entry) for method, budget, entry in table.cells]
 
 
@@ -118,7 +116,7 @@ def _failure_notes(table: ScoreTable) -> Iterator[Note]:
     if cells_of_chosen:
         text = (
             "Samples chosen by id (samples=[...]) do not represent the dataset, so these cells are not compared: "
-            f"{_listed(cells_of_chosen)}. out=<another folder> keeps such answers apart."
+            f"{_counts_text(cells_of_chosen)}. out=<another folder> keeps such answers apart."
         )
         yield Note(text, Rank.WARNING)
     unranked = table.unranked()
@@ -131,7 +129,6 @@ def _failure_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _bold_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield notes on the meaning of bold, budgets without bold, and lines that are not compared."""
     columns = {budget: column for budget, column in table.columns.items() if len(column.names) > 1}
     ranked_columns = {budget: column for budget in table.budgets if columns and (column := table.ranked(budget))}
     if ranked_columns:
@@ -171,10 +168,7 @@ def _at(budgets: Sequence[str]) -> str:
 
 
 def _resolution(table: ScoreTable, columns: Mapping[str, Column]) -> Iterator[Note]:
-    """Yield a note on the smallest difference that the paired tests of each budget could have found.
-
-    There is no note if no budget can be tested.
-    """
+    """Yield a note on the smallest differences that the paired tests could detect, unless no budget can be tested."""
     aggregator = aggregate_of(table.metric)
     ratio = aggregator is not None and aggregator.ratio
     gap_texts = [
@@ -200,7 +194,7 @@ def _study_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> Iterator[Note]:
-    """Yield notes on the lines that are shown but take no part in the comparison (controls, presets, marked cells)."""
+    """Yield notes on lines that are printed but do not compete (controls, presets, marked cells)."""
     families = [table.family(budget) for budget in budgets]
     presets = {label: of for family in families for label, of in family.presets.items()}
     controls = [method.label for method in table.methods if method.base in CONTROLS and method.base != BASELINE]
@@ -220,7 +214,6 @@ def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> Iterator[Note]:
 
 
 def _mark_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield one note that explains all marks of the table, and for each mark a note that lists its cells."""
     cells = _cells(table)
     marked: list[tuple[str, str, str]] = []  # sign, meaning, cells
     cells_over_budget = [(words, method, e.audit) for words, method, e in cells if e.audit.over]
@@ -245,15 +238,15 @@ def _mark_notes(table: ScoreTable) -> Iterator[Note]:
     ]
     if cells_mostly_prefill:
         meaning = f"most answers have no token from the compressed cache (protocol={table.context['protocol']})"
-        marked.append((PREFILL, meaning, _listed(cells_mostly_prefill)))
+        marked.append((PREFILL, meaning, _counts_text(cells_mostly_prefill)))
     cells_text_before_cut = [
         (words, e.audit.text_before_cut, e.audit.n) for words, _, e in cells if e.audit.text_before_cut
     ]
     if cells_text_before_cut:
-        marked.append((BEFORE_CUT, "the compressed context held question text", _listed(cells_text_before_cut)))
+        marked.append((BEFORE_CUT, "the compressed context held question text", _counts_text(cells_text_before_cut)))
     cells_packed = [f"{words} ({_bytes(e)})" for words, _, e in cells if e.audit.packed]
     if cells_packed:
-        marked.append((PACKED, "entries in fewer bits, not comparable by entries", _some(cells_packed)))
+        marked.append((PACKED, "entries in fewer bits, not comparable by entries", _first_cells(cells_packed)))
     cells_retrievable = [
         f"{words} (reaches {e.audit.reach:.1f} times as many; {_bytes(e)})"
         for words, _, e in cells
@@ -261,21 +254,21 @@ def _mark_notes(table: ScoreTable) -> Iterator[Note]:
     ]
     if cells_retrievable:
         meaning = "the budget bounds the entries that a step reads, evicted ones stay within reach"
-        marked.append((RETRIEVED, meaning, _some(cells_retrievable)))
+        marked.append((RETRIEVED, meaning, _first_cells(cells_retrievable)))
     for reason, letter in _letters(table).items():
         counts = [(words, e.audit.fallbacks[reason], e.audit.n) for words, _, e in cells if reason in e.audit.fallbacks]
         if counts:
-            marked.append((letter, f"fallback {reason}", f"fallback {reason}: {_listed(counts)}"))
+            marked.append((letter, f"fallback {reason}", f"fallback {reason}: {_counts_text(counts)}"))
     if marked:
         yield Note(f"Marks: {'; '.join(f'{sign} = {meaning}' for sign, meaning, _ in marked)}.", Rank.MARK)
     for sign, _, excess_texts in marked:
         yield Note(f"{sign} {excess_texts}.", Rank.DETAIL)
 
 
-def _listed(cells: Sequence[tuple[str, int, int]]) -> str:
-    """Return cells with their affected answers as text: `snapkv at 64 (3 of 500)`. Many cells give only the range of counts.
+def _counts_text(cells: Sequence[tuple[str, int, int]]) -> str:
+    """Return cells with counts as `snapkv at 64 (3 of 500)`; many cells only as a range of counts.
 
-    cells: (name of the cell, affected answers, all answers).
+    cells: (name of the table cell, number of affected answers, number of answers).
     """
     if len(cells) > _MOST_LISTED:
         counts = sorted(count for _, count, _ in cells)
@@ -284,10 +277,8 @@ def _listed(cells: Sequence[tuple[str, int, int]]) -> str:
 
 
 def _bytes(entry: Entry) -> str:
-    """Return a text on the bytes of a cell's cache, as shares of the full cache's bytes.
-
-    These are all bytes held; for older rows, which lack that number, the bytes of entries and metadata on device and host.
-    """
+    """Return a text on the bytes held, as a share of the full cache's bytes. For rows without that number (older rows) the text
+    is on bytes of entries and metadata."""
     audit = entry.audit
     host = f"{audit.host:.0%} on the host" if audit.host else ""
     if audit.held is not None:
@@ -295,13 +286,13 @@ def _bytes(entry: Entry) -> str:
     return f"{audit.device:.0%} of full's bytes on the device{host and f' and {host}'}"
 
 
-def _some(cells: Sequence[str]) -> str:
+def _first_cells(cells: Sequence[str]) -> str:
     more_text = f"; and {len(cells) - _MOST_LISTED} more cells" if len(cells) > _MOST_LISTED else ""
     return "; ".join(cells[:_MOST_LISTED]) + more_text
 
 
 def _free_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield the protocol's caveat, or the share of answer tokens that no method can affect. A table of only `full` gets none."""
+    """Yield the protocol's caveat, or the share of answer tokens that no method can affect, unless `full` is the only method."""
     name = table.context["protocol"]
     caveat = protocol(name).caveat
     if table.compressed and caveat is not None:
@@ -315,7 +306,7 @@ def _free_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _state_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield a note on the share of the model's whole state that each budget leaves, if only some layers are compressed."""
+    """Yield a note on the share of the model's state that each budget leaves, if only some layers are compressed."""
     shares: dict[str, list[float]] = {}
     for _, budget, entry in table.cells:
         if budget and entry.audit.of_all:
@@ -336,7 +327,7 @@ def _line_notes(table: ScoreTable) -> Iterator[Note]:
             text = f"{method.label}: mean over seeds {', '.join(map(str, seeds))} within each sample"
             text += f"{'; not every sample has every seed' * has_uneven_seeds}."
             yield Note(text, Rank.READING if has_uneven_seeds else Rank.DETAIL)
-        if method.renamed:
+        if method.is_alias:
             text = f"{method.label}: the method {method.base} with its default parameters, under another name."
             yield Note(text, Rank.DETAIL)
         if method.resamples:
@@ -350,8 +341,7 @@ def _line_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _version_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield notes on numbers of older method versions, which are left out, and on methods shown in different versions by
-    budget."""
+    """Yield notes on methods whose code has several versions: which are left out, and whether the shown ones differ by budget."""
     for label, budgets in table.versions.items():
         older_versions = [
             f"{budget or 'all budgets'} (version {', '.join(map(str, versions[1:]))}, shown: {versions[0]})"
@@ -373,7 +363,6 @@ def _version_notes(table: ScoreTable) -> Iterator[Note]:
 
 
 def _origin_notes(table: ScoreTable) -> Iterator[Note]:
-    """Yield notes on kinds of CPU, quantised weights, calibrations, unreadable answers, and lmms-eval's aggregates."""
     kinds = sorted(table.cpus.items(), key=lambda kind: (-kind[1], kind[0]))
     if len(kinds) > 1:
         yield Note(f"Cells were made on several kinds of CPU: {', '.join(f'{kind} ({n})' for kind, n in kinds)}.")
@@ -389,8 +378,8 @@ def _origin_notes(table: ScoreTable) -> Iterator[Note]:
     unread_cells = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _cells(table) if e.unread]
     if unread_cells and table.metric not in (PARSE_FAILED, *FIDELITY):
         text = (
-            f"Answers in which no choice can be read count as 0: {_listed(unread_cells)}. lmms-eval does the same, unless its "
-            "scorer draws a choice at random."
+            f"Answers in which no choice can be read count as 0: {_counts_text(unread_cells)}. lmms-eval does the same, unless "
+            "its scorer draws a choice at random."
         )
         yield Note(text, Rank.WARNING)
     yield from _lmms_eval_notes(table)

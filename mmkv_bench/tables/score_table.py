@@ -1,8 +1,7 @@
-"""Tables of scores: methods by budgets for one model, dataset, protocol and metric, with the rules for failures.
+"""Tables of scores: methods by budgets for one model, dataset, protocol and metric. `tables/build.py` makes them from rows.
 
-A table cell is a method at a budget; its seeds are averaged within each sample. It has a headline only if every sample
-is ok. Budgets in entries and budgets in fractions make separate tables; they are never converted into each other.
-`tables/build.py` makes tables from rows.
+A table cell is a method at a budget, averaged over seeds within each sample. A score is printed only if every sample is ok.
+Budgets in entries and budgets in fractions make separate tables and are never converted into each other.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from mmkv_bench.tables.stored_rows import BASELINE, config_of
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table. `budgeted` is False for `full` and other methods without a budget."""
+    """A method as one line of a table. `budgeted` is False for `full` and other methods without a budget."""
 
     label: str
     name: str
@@ -40,13 +39,12 @@ class Line:
 
     @property
     def cheats(self) -> bool:
-        """True if the method reads the full cache's answer. It then is an upper bound, does not compete and is never marked
-        best."""
+        """True if the method reads the full cache's answer. Such an upper bound does not compete with other methods."""
         return bool(self._values.get("reads_answer"))
 
     @cached_property
     def calibrated(self) -> bool:
-        """True if the method uses a calibration: numbers measured on data before the first prompt."""
+        """True if the method uses numbers that were measured on data before the first prompt."""
         return bool(calibrations(self.parameters))
 
     @property
@@ -55,13 +53,13 @@ class Line:
         return self.reading == "released" or bool(self._values.get("over_budget"))
 
     @property
-    def renamed(self) -> bool:
-        """True for a variant of a method that changes only the name."""
+    def is_alias(self) -> bool:
+        """True for a variant that changes only the name of a method."""
         return self.name != self.base and not self.tuned and self.base not in ("custom", "kvpress")
 
     @property
     def resamples(self) -> bool:
-        """True for the controls that evict nothing but shorten the prompt."""
+        """True for controls that shorten the prompt and evict nothing."""
         return self.base in RESAMPLING
 
     @cached_property
@@ -70,27 +68,28 @@ class Line:
 
     @property
     def variant(self) -> tuple[str, str, str | None, str]:
-        """(name, base method, reading, parameters as JSON) of a table line: its identity, independent of its label."""
+        """(name, base method, reading, parameters as JSON): the line's identity, which does not depend on the other lines."""
         return self.name, self.base, self.reading, self.parameters
 
 
 CONTROLS = ("full", "oracle", "blind")
-"""Families (`base`) that are not methods: the uncompressed cache, the answer's own attention, and no image."""
+"""Base methods that do not compete: the full cache, a choice of entries by the answer's attention, a prompt without images."""
 
 PRESETS = {"adakv_official": "adakv", "mmshift_llava": "mmshift", "snapkv_kvpress": "snapkv"}
-"""Methods of conf/method with another method's parts and other constants -> that other method, which is predeclared."""
+"""Method of conf/method -> the method that it is a setting of, with other constants."""
 
 _ABLATION_SHARE = 0.8  # share of a column's lines
 _NAMING_PARAMETERS = {"kvpress": ("press",), "custom": ("path", "name")}
-"""Families whose method is named by these parameters."""
+"""Base method that stands for many -> parameters that tell which."""
 
 
 class ComparisonFamily(NamedTuple):
-    """The lines of a column that are compared with each other and corrected together.
+    """The lines of one budget that are compared with each other; their p-values are corrected together.
 
-    competitors: these lines.
-    presets: label of a line that does not compete -> label of the predeclared line that competes for the same method.
-    method: if the column is an ablation (nearly all lines are presets of one method), this method; otherwise ""."""
+    competitors: the lines that compete.
+    presets: label of a line that does not compete -> label of the line that competes for the same method.
+    method: the method of which nearly all lines are presets (an ablation); "" without one.
+    """
 
     competitors: tuple[Line, ...]
     presets: dict[str, str]
@@ -98,11 +97,11 @@ class ComparisonFamily(NamedTuple):
 
 
 def family(methods: Sequence[Line]) -> ComparisonFamily:
-    """Choose which lines of one budget are compared with each other. The choice never depends on a score.
+    """Choose which of the lines of one budget compete. The choice never depends on a score.
 
-    One line per method competes: the line with the method's name and default parameters, in the reading `paper` if both
-    readings are present. If a method has no such line, all its presets compete. If nearly all lines are presets of one method
-    (an ablation), all lines compete.
+    `CONTROLS` and methods that read the full cache's answer never compete. For each method the line with default parameters
+    competes, in the reading `paper` if both readings are present; without such a line, all presets of the method compete. If
+    nearly all lines that may compete are presets of one method (an ablation), all of these lines compete.
     """
     competitors_and_presets = [method for method in methods if method.base not in CONTROLS and not method.cheats]
     groups: dict[tuple[Hashable, ...], list[Line]] = {}
@@ -123,31 +122,29 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
 
 @cache
 def _method(line: Line) -> tuple[Hashable, ...]:
-    """Return the identity of the method of which a line is a preset."""
+    """Return the identity of a line's method, equal for all presets of the method."""
     keys = _NAMING_PARAMETERS.get(line.base, ())
     parameters = json.loads(line.parameters) if keys else {}
     return PRESETS.get(line.base, line.base), *(json.dumps(parameters.get(key)) for key in keys)
 
 
 def calibrations(parameters: str) -> dict[str, str]:
-    """Return name -> checksum of the calibration files that a method read; empty if it read none.
+    """Return name -> checksum of the calibration files that a method read.
 
-    parameters: the method's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was not read,
-    because that variant of the method works without.
+    parameters: the method's parameters (JSON). A `calibration` that is a string (`auto`, a path) or null was not read.
     """
     calibration_node = json.loads(parameters).get("calibration")
     return dict(calibration_node) if isinstance(calibration_node, Mapping) else {}
 
 
 def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> tuple[str, ...]:
-    """Return one phrase per calibration file: its name, checksum and the samples that it was measured on.
+    """Return one phrase per calibration file: name, checksum and the samples that the file was measured on.
 
-    New rows contain the samples in their configuration (`calibrations`). For older rows the file in `conf/calibration` with
-    the same checksum is read.
+    Old configurations do not state the samples; then the file in `conf/calibration` with the same checksum does.
 
     Args:
-        configs: configurations (JSON) of the cells that read the files.
-        checksums: name of the file -> its checksum.
+        configs: configurations (JSON) of the runs that read the files.
+        checksums: file's name -> checksum.
     """
     samples: dict[str, Any] = {}
     for config in configs:
@@ -163,7 +160,7 @@ def calibration_words(configs: Iterable[str], checksums: Mapping[str, str]) -> t
 
 @cache
 def _committed(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read every calibration file below `folder`. Return first 16 digits of the checksum -> its dataset and number of samples."""
+    """Return first 16 digits of the checksum -> dataset and number of samples, for every calibration file below `folder`."""
     artefacts = [json.loads(path.read_text()) for path in sorted(folder.glob("calibration/*/*.json"))]
     return {
         artefact["checksum"][:16]: {"samples": len(artefact["samples"]), "dataset": artefact["dataset"]}
@@ -180,14 +177,18 @@ AXES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One table cell.
+    """A method at a budget in a table of scores.
 
-    value, low, high: the printed score and its interval; None unless every sample is ok. interval: kind of the interval.
-    zero: score with failures counted as 0 (None if smaller values are better).
-    common: score over the samples that are ok in every cell of the table.
-    lmms_eval: lmms-eval's aggregate, averaged over seeds. lmms_eval_ours: the same aggregate on the scale of `value`.
+    value, low, high: printed score and ends of its interval; None unless every sample is ok. interval: kind of the interval.
+    zero: score with failed samples counted as 0; None in the cases listed in `metric_rows.headlines`.
+    common: score over the samples that are ok in every cell of the table; None without such samples.
+    uneven_seeds: True if some sample lacks the score of a seed.
+    lmms_eval: lmms-eval's aggregate, averaged over seeds; None unless every seed has one. lmms_eval_ours: the same on the
+        scale of `value`.
     unread: number of answers from which no choice could be parsed.
-    judges: judges with their prompts and temperature. cells: hashes of the store's cells, one per seed."""
+    judges: texts that name judges, prompts and temperatures.
+    cells: hashes of the stored settings, one per seed.
+    """
 
     scores: Scores
     value: float | None
@@ -207,7 +208,7 @@ class Entry:
 
     @property
     def headline(self) -> float:
-        """Printed score (`value`) of a table cell whose samples are all ok."""
+        """`value` of a table cell whose samples are all ok."""
         assert self.value is not None, "only a complete cell has a headline"
         return self.value
 
@@ -216,16 +217,17 @@ class Entry:
 class ScoreTable:
     """Table of scores of one context and metric: methods by budgets.
 
-    entries: (line's label, budget) -> table cell. A budget is an exact decimal string, "" for none; `budgets` ascend.
+    axis: unit of the budgets, a key of `AXES`. budgets: exact decimal strings, ascending.
+    entries: (line's label, budget) -> table cell. The budget is "" for a line without a budget.
     waiting: (label, budget) -> number of answers without a score yet.
-    columns: budget -> the methods that compete there (`compare.columns`).
-    gate: sentence on whether `full` reaches the score that a paper prints; None if no score is expected.
-    free: share of the answers' tokens that no method can change (`audit.free_share`).
-    calibrations: label of a calibrated line -> phrases on the artefacts that it read.
-    versions: label -> budget -> versions of the method, for lines with several versions.
-    primary: the study's primary endpoint. cpus: kind of CPU -> number of cells.
-    weights_files: the GGUF files of the weights.
-    letters: names of the fallbacks of all tables that are joined with this one.
+    columns: budget -> paired tests between the competing methods (`compare.columns`).
+    gate: sentence on whether `full` reaches the score that a paper prints; None if no configuration states such scores.
+    free: share of an answer's tokens that no method can change (`audit.free_share`).
+    calibrations: label of a calibrated line -> phrases on the calibration files that the method read.
+    versions: label -> budget -> versions of the method's code, for lines with several versions.
+    primary: the primary endpoint declared for the rows. cpus: kind of CPU -> number of stored settings run on it.
+    weights_files: GGUF files of the weights.
+    letters: names of the fallbacks in all tables that are printed as one with this table.
     """
 
     context: dict[str, str]
@@ -258,16 +260,16 @@ class ScoreTable:
 
     @property
     def mostly_free(self) -> bool:
-        """True if the full prefill gives at least half of the answers' tokens, so that methods cannot change them."""
+        """True if the full prefill gives, on average, at least half of an answer's tokens, which no method can change."""
         return self.free is not None and self.free >= MOSTLY and self.compressed
 
     def entry(self, label: str, budget: str) -> Entry | None:
-        """Return the table cell of a line (its label) at a budget. A line without a budget is in every column."""
+        """Return the table cell of a line at a budget. A line without a budget has the same cell at every budget."""
         return self.entries.get((label, budget)) or self.entries.get((label, ""))
 
     @property
     def cells(self) -> list[tuple[Line, str, Entry]]:
-        """Every table cell once, line by line: (method, budget, entry)."""
+        """(line, budget, table cell) of every table cell, line by line."""
         methods_and_budgets = [(method, budget) for method in self.methods for budget in ("", *self.budgets)]
         return [
             (line, at, self.entries[line.label, at])
@@ -277,44 +279,41 @@ class ScoreTable:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """Readings of the table's methods, `paper` (as the paper's text says) before `released` (as its code does).
-
-        Empty for `full` alone.
-        """
+        """Readings of the methods: `paper` (as the paper's text says), `released` (as the authors' code does) or both."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     @cached_property
     def common_ids(self) -> np.ndarray:
-        """Ids of the samples that are ok in every cell, ascending, object [m]."""
+        """Ids of the samples that are ok in every table cell, ascending, object [m]."""
         all_scores = [entry.scores for entry in self.entries.values()]
         return all_scores[0].ids[common_samples(all_scores)] if all_scores else np.array([], dtype=object)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Distinct numbers of samples of the table's cells, ascending."""
+        """Distinct numbers of samples of the table cells, ascending."""
         return tuple(sorted({entry.scores.n for entry in self.entries.values()}))
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Names of the fallbacks (replacements that methods reported) in the table, sorted; `letters` if these are given."""
+        """Names of the fallbacks that methods reported (they did less than requested), sorted; `letters` if these are given."""
         occurring = sorted({reason for entry in self.entries.values() for reason in entry.audit.fallbacks})
         return self.letters or tuple(occurring)
 
     @cached_property
     def comparable(self) -> bool:
-        """True if all cells have the same samples and all of these are ok."""
+        """True if all table cells have the same samples, all ok."""
         return _comparable(list(self.entries.values()))
 
     def ranked(self, budget: str) -> Column | None:
-        """Return the tested column of the competing methods at a budget; None if the methods cannot be ranked.
+        """Return the paired tests of the competing methods at a budget.
 
-        They cannot if they are not ok on the same samples, or if none is proven better than another.
+        None if the methods are not all ok on the same samples, or if no method is proven better than another.
         """
         column = self.columns.get(budget)
         return column if column is not None and column.beats.any() and self._same_samples(budget) else None
 
     def unranked(self) -> list[str]:
-        """Return the budgets at which the competing methods are not ok on the same samples, so that they are not ranked."""
+        """Return the budgets at which several methods compete, but are not all ok on the same samples."""
         return [b for b, column in self.columns.items() if len(column.names) > 1 and not self._same_samples(b)]
 
     def _same_samples(self, budget: str) -> bool:
@@ -324,25 +323,21 @@ class ScoreTable:
         return self._comparable_at[budget]
 
     def family(self, budget: str) -> ComparisonFamily:
-        """Return which lines of this budget compete, chosen among all its lines.
-
-        Unlike `columns`, this includes cells over the budget and cells with quantised or offloaded entries.
-        """
+        """Return which lines at this budget compete. Unlike `columns`, lines that `Audit.comparable` excludes are included."""
         return family([method for method in self.methods if (method.label, budget) in self.entries])
 
     def best(self, budget: str) -> tuple[str, ...]:
-        """Return the methods at this budget to which no other method is proven superior.
+        """Return the labels of the competing methods to which no other is proven superior; empty if `ranked` is None.
 
-        With 95 % confidence the best method is among them. The result is empty if no method is proven better than another, or
-        if samples failed or differ between cells.
+        With 95 % confidence the best method is among them.
         """
         column = self.ranked(budget)
         return column.winners if column else ()
 
     def above_bold(self, budget: str) -> frozenset[str]:
-        """Return the presets at this budget that score better than a bold method.
+        """Return the labels of the presets at this budget that score better than a bold method.
 
-        Presets (further settings of a method in the table) do not compete, so they are never bold.
+        Presets are further settings of a method that competes. Presets do not compete, so they are never bold.
         """
         if budget not in self._above_at:
             sign = -1 if lower_is_better(self.metric) else 1
@@ -361,7 +356,7 @@ class ScoreTable:
         return self._above_at[budget]
 
     def rank(self, label: str, budget: str) -> tuple[int, int] | None:
-        """Return (lowest, highest) possible rank of a competing method at 95 % confidence, 1 = best; None if it has no rank."""
+        """Return (best, worst) rank of a method at 95 % confidence, 1 = best; None if the method has no rank."""
         column = self.ranked(budget)
         if column is None or label not in column.names:
             return None

@@ -1,6 +1,6 @@
-"""Tables of scores for the writers: a row per method, a column per budget, then common samples, ranks and pairs.
+"""Tables of scores as `Table`: a row per method and a column per budget, then common samples, ranks and pairs.
 
-A table of fidelity to `full` has a column per metric: how far distributions differ, and how long answers agree with full's.
+A table of fidelity (distance from the full cache's token distributions and answers) has a column per metric.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import FIDELITY, KL_TO, MEASURES, POSITIONS, TOP1_TO, lower_is_better
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.compare import Pair, asked_pairs, better, comparisons, every_pair, separated_pairs
+from mmkv_bench.tables.compare import Pair, better, comparisons, every_pair, requested_pairs, separated_pairs
 from mmkv_bench.tables.dataset_groups import families
 from mmkv_bench.tables.score_notes import marks, score_notes
 from mmkv_bench.tables.score_table import Entry, Line, ScoreTable
 from mmkv_bench.tables.stored_rows import BASELINE, Rows
 from mmkv_bench.tables.table import Grid, GridCell, Note, Rank, Table
-from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed
+from mmkv_bench.tables.text import caption, interval_text, line_label, p_value, ranks_text, score, signed_score
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 SHORT = 12
-"""Digits of a cell's hash in tables; every command accepts this many."""
+"""Tables print this many digits of a hash; commands accept as many."""
 RANKS = "Ranks among the compared methods (95%)"
 PAIRS = "Paired differences whose interval, Holm-corrected within the budget, excludes 0"
 _PAIR_HEADER = ("budget", "better", "worse", "difference", "Holm interval", "Holm p", "n")
@@ -45,13 +45,13 @@ def tables_of_scores(
     compare: bool = False,
     against: str | None = None,
 ) -> list[Table]:
-    """Return every table of scores as text cells, with caption and notes.
+    """Return one `Table` per table of scores.
 
     Args:
         intervals: print intervals and ranks.
-        pairs: list the pairs of methods that are proven different below each table; the csv records are then all pairs.
-        compare: list all comparisons of the shown lines, each beside the result in the whole table.
-        against: list only pairs and comparisons with this line.
+        pairs: add a list of the pairs that are proven different; the csv records are then all pairs.
+        compare: add a list of all comparisons of lines in the table (`compare.comparisons`).
+        against: name or label of a line; list only pairs and comparisons with this line.
     """
     return [
         _table(table, tables, intervals, pairs, comparisons(table, against) if compare else None, against)
@@ -60,7 +60,7 @@ def tables_of_scores(
 
 
 def frame(tables: Sequence[ScoreTable]) -> pd.DataFrame:
-    """Return the csv records as a frame: one row per table cell."""
+    """Return a frame with the csv record of every table cell."""
     import pandas as pd
 
     return pd.DataFrame([record for table in tables for record in _records(table)])
@@ -90,14 +90,16 @@ def _table(
     if pairs:
         grids += [Grid(_PAIR_HEADER, pairs_table, PAIRS, labels=3)] if (pairs_table := _pairs(table, against)) else []
         counts = [
-            f"{int((column.separated & asked).sum())} of {int(asked.sum())}{budget and f' at {budget}'}"
+            f"{int((column.separated & requested).sum())} of {int(requested.sum())}{budget and f' at {budget}'}"
             for budget, column in table.columns.items()
-            for asked in [asked_pairs(table, column, against)]
+            for requested in [requested_pairs(table, column, against)]
         ]
         text = f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
         notes.insert(0, Note(text, Rank.WARNING))
     if compared is not None:
-        grids += [Grid(_COMPARED_HEADER, _compared(table, compared), "Comparisons", labels=3)] if compared else []
+        grids += (
+            [Grid(_COMPARED_HEADER, _comparison_rows(table, compared), "Comparisons", labels=3)] if compared else []
+        )
         notes = [*_comparison_notes(table, compared), *notes]
     return Table(
         f"{table.dataset}, {table.metric}",
@@ -111,7 +113,7 @@ def _table(
 
 
 def row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[GridCell | str]:
-    """Return one table row: the method's label, then its cell at each budget of `columns`."""
+    """Return a row of the table: the method's label, then a cell for each budget of `columns`."""
     if method.budgeted:
         return [line_label(method), *(_cell(table, method, budget, intervals) for budget in columns)]
     single_cell = _cell(table, method, "", intervals, span=len(columns))
@@ -148,9 +150,9 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
 def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
     rows = []
     for pair in separated_pairs(table, against):
-        better_pair = pair if pair.better == pair.a else pair.turned
+        better_pair = pair if pair.better == pair.a else pair.swapped
         numbers = (
-            signed(better_pair.difference),
+            signed_score(better_pair.difference),
             interval_text(better_pair.low, better_pair.high),
             p_value(pair.adjusted or 0.0),
         )
@@ -158,15 +160,15 @@ def _pairs(table: ScoreTable, against: str | None) -> list[list[str]]:
     return rows
 
 
-def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
+def _comparison_rows(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
     return [
         [
             one.budget or "all",
             one.a,
             one.b,
-            signed(one.difference),
+            signed_score(one.difference),
             p_value(one.p),
-            p_value(one.asked or 0.0),
+            p_value(one.p_requested or 0.0),
             "-" if one.adjusted is None else p_value(one.adjusted),
             better(one, one.adjusted, lower_is_better(table.metric)),
         ]
@@ -175,7 +177,6 @@ def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
 
 
 def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
-    """Return notes on the number of comparisons, and a warning about differences proven among them but not in the whole table."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     pairs_per_budget = {budget: len(column.p) for budget, column in table.columns.items()}
@@ -190,7 +191,7 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]
     )
     notes = [Note(text, Rank.WARNING)]
     lost_by_whole_correction = [
-        one for one in compared if one.adjusted is not None and (one.asked or 0.0) <= ALPHA < one.adjusted
+        one for one in compared if one.adjusted is not None and (one.p_requested or 0.0) <= ALPHA < one.adjusted
     ]
     if lost_by_whole_correction:
         pairs = ", ".join(f"{one.a} and {one.b} at {one.budget or 'all'}" for one in lost_by_whole_correction)
@@ -199,8 +200,7 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]
 
 
 def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
-    """Return a name for links: dataset, metric, protocol, readings and kind of budget, with a number if another table has the
-    same name."""
+    """Return a name for links: dataset, metric, protocol, readings and kind of budget, numbered if several have the name."""
     names = ["-".join(filter(None, (t.dataset, t.metric, t.context["protocol"], *t.readings, t.axis))) for t in tables]
     table_number = next(i for i, other in enumerate(tables) if other is table)
     return names[table_number] + (
@@ -213,7 +213,6 @@ def _records(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 def record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
-    """Return the csv record of one table cell."""
     audit = entry.audit
     rank = table.rank(method.label, budget) or (None, None)
     return {
@@ -249,10 +248,10 @@ _PAIR_FIELDS = ("a", "b", "n", "difference", "low", "high", "p", "test", "compet
 
 
 def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
-    """Return one csv record per pair of table lines at a budget.
+    """Return one csv record per pair of lines at a budget.
 
-    If both lines compete, `low` and `high` are at Holm's level. Otherwise they are at 95 %, and `holm_level` and the following
-    columns are empty.
+    If both lines compete, `low` and `high` are at Holm's level. Otherwise they are at 95 %, and `holm_level` and all later keys
+    are None.
     """
     return [
         {
@@ -272,7 +271,7 @@ def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
 
 
 GROUP = "fidelity"
-"""Name of all metrics of fidelity on a command line."""
+"""Name that stands for all metrics of fidelity on a command line."""
 
 COLUMNS = {
     "fidelity_kl": "KL [nats, <= 5]",
@@ -288,13 +287,13 @@ COLUMNS = {
 }
 
 
-def among(metrics: Sequence[str]) -> set[str]:
-    """Return the fidelity metrics that occur in `metrics`; the name `fidelity` means all of them."""
+def fidelity_metrics(metrics: Sequence[str]) -> set[str]:
+    """Return the fidelity metrics in `metrics`; the name `fidelity` stands for all of them."""
     return set(FIDELITY) if GROUP in metrics else set(FIDELITY).intersection(metrics)
 
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
-    """Return `metrics` with the name `fidelity` replaced by all fidelity metrics of the rows; None stays None."""
+    """Return `metrics` with the name `fidelity` replaced by all fidelity metrics of the rows, if any; None stays None."""
     if metrics is None:
         return None
     names_present = [name for name in FIDELITY if name in rows.names] or [GROUP]
@@ -307,24 +306,21 @@ def fidelity_tables(
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[Table]:
-    """Return tables of fidelity (KL divergence from the full cache, agreement with it).
-
-    There is one per dataset, protocol and kind of budget. A row is a method at a budget, a column a metric.
+    """Return one table of fidelity per context (model, dataset, protocol) and kind of budget. A row is a method at a budget.
 
     Args:
-        datasets, protocols, readings: names to which the tables are limited; None: all. A reading is a method's variant: its
-            paper's text or its released code.
+        datasets, protocols, readings: names to keep; None: all. Readings: `paper` or `released` rules of a method.
 
     Raises:
         ConfigError: the rows have no fidelity metric.
     """
-    fidelity_metrics = [name for name in COLUMNS if name in rows.names]
-    if not fidelity_metrics:
+    metrics = [name for name in COLUMNS if name in rows.names]
+    if not metrics:
         raise ConfigError(
             "These rows have no fidelity: they were made with fidelity=off, with sharing=off, without `full`, or before it "
             "was measured; run them again in another folder (out=<folder>)."
         )
-    tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=fidelity_metrics)
+    tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=metrics)
     groups: dict[tuple[str, ...], dict[str, ScoreTable]] = {}
     for table in tables:
         groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table
@@ -352,7 +348,7 @@ def _fidelity_table(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable
 
 
 def _fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> Iterator[Note]:
-    """Yield the notes of a table of fidelity. table: the score table of one of its metrics. metrics: all its metrics."""
+    """Yield the notes of a table of fidelity. table: table of scores of one metric. metrics: all metrics of the table."""
     included_text = "without token 1, which the full prefill gives to all methods"
     if not protocol(table.context["protocol"]).from_prefill:
         included_text = "token 1 included"
@@ -386,12 +382,11 @@ def _fidelity_cell(table: ScoreTable, label: str, budget: str) -> str:
 
 
 def joined_tables(tables: Sequence[ScoreTable], *, intervals: bool = True) -> list[Table]:
-    """Join tables that differ only in dataset and metric. A note that applies to only some of the tables begins with their
-    names."""
-    return [_joined(family, tables, intervals, number) for number, family in enumerate(families(tables), 1)]
+    """Join tables that differ only in dataset and metric. A note that holds for some of them begins with their names."""
+    return [_joined_table(family, tables, intervals, number) for number, family in enumerate(families(tables), 1)]
 
 
-def _joined(family: Sequence[ScoreTable], tables: Sequence[ScoreTable], intervals: bool, number: int) -> Table:
+def _joined_table(family: Sequence[ScoreTable], tables: Sequence[ScoreTable], intervals: bool, number: int) -> Table:
     letters = tuple(sorted({reason for table in family for reason in table.fallbacks}))
     family = [replace(table, letters=letters) for table in family]  # so a letter means the same fallback in all columns
     metrics = list(dict.fromkeys(table.metric for table in family))

@@ -1,7 +1,7 @@
-"""Scores as arrays: a `Sheet` codes the `samples` rows of several cells once, and `Scores` of single cells are slices of it.
+"""Scores by sample as arrays. A "cell" is a stored setting: one model, dataset, method, budget, protocol and seed.
 
-Sample ids and cluster labels are replaced by their positions in the sheet's sorted ids and labels. So sorted numbers are
-sorted names, and numbers of one sheet can be compared with each other, but not with those of another sheet.
+A `Sheet` replaces sample ids and cluster labels by their positions in its sorted ids and labels. Positions of different sheets
+cannot be compared.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one cell, or of several seeds averaged within each sample; samples in ascending id order.
+    """Scores of one cell, or averaged over cells that differ only by seed; samples in ascending order of ids.
 
-    samples: int [n], positions in `ids`. clusters: int [n], number of each sample's cluster, within one `Sheet`.
+    samples: int [n], positions in `ids`. clusters: int [n], number of each sample's cluster in the `Sheet`.
     values: float64 [n], NaN unless the sample is ok in all seeds.
     parts: float64 [n, k], numbers from which a pooled metric (not a mean over samples) is computed; None if no sample has
-    any. A failed sample has the parts of an empty answer, or NaN if these are unknown (no sample of its cell was ok).
-    unjudged: number of samples with an answer but no value: a judge did not answer, or a measure was not
-    taken during generation. These are no failures of the model.
-    ids: object [S], the ids into which `samples` are positions.
+        any. A failed sample has the parts of an empty answer, or NaN if no sample of the cell was ok.
+    unjudged: number of samples with an answer but no value, because a judge did not answer or generation did not measure
+        the value. These samples are no failures of the model.
+    ids: object [S], ids of the sheet's samples.
     """
 
     samples: np.ndarray
@@ -43,7 +43,6 @@ class Scores:
 
     @property
     def sample_ids(self) -> np.ndarray:
-        """Ids of the samples, object [n]."""
         return self.ids[self.samples]
 
     @property
@@ -60,11 +59,11 @@ class Scores:
 
     @property
     def complete(self) -> bool:
-        """True if every sample is ok, so that tables print a score."""
+        """True if there are samples and all are ok. Only then tables print a score."""
         return self.n > 0 and self.n_ok == self.n
 
     def among(self, samples: np.ndarray) -> Scores:
-        """Return only the scores of the samples in `samples`, int [m] of positions in `ids`."""
+        """Return the scores of only the given samples. samples: int [m], positions in `ids`."""
         is_kept = np.isin(self.samples, samples)
         kept_parts = None if self.parts is None else self.parts[is_kept]
         return Scores(self.samples[is_kept], self.clusters[is_kept], self.values[is_kept], kept_parts, ids=self.ids)
@@ -83,13 +82,13 @@ def common_samples(scores: Iterable[Scores]) -> np.ndarray:
 class Sheet:
     """The `samples` rows of some cells, sorted by metric, cell and sample.
 
-    cells, metrics    names; the rows of the i-th cell and j-th metric go from starts[j, i] to starts[j, i + 1],
-                      int [metrics, cells + 1]
-    ids               object [S], the sample ids in ascending order
-    sample, cluster   int [rows], positions in the ids and in the cluster labels
-    value             float64 [rows], at most the metric's cap (`CAPS`), NaN for null
-    answered          bool [rows], the response's status is ok
-    parts             list<double> [rows], numbers from which a pooled metric is computed; None if no row has any
+    cells: hashes. metrics: names.
+    starts: int [metrics, cells + 1]; rows starts[j, i] to starts[j, i + 1] belong to cell i and metric j.
+    ids: object [S], sample ids, ascending.
+    sample, cluster: int [rows], positions in `ids` and in the sorted cluster labels.
+    value: float64 [rows], at most the metric's cap (`CAPS`), NaN for null.
+    answered: bool [rows], True if the answer's status is ok.
+    parts: list<double> [rows], numbers from which a pooled metric is computed; None if no row has any.
     """
 
     cells: tuple[str, ...]
@@ -104,16 +103,14 @@ class Sheet:
 
     @classmethod
     def of(cls, samples: pd.DataFrame, cells: Sequence[str]) -> Sheet:
-        """Make a sheet of the rows of `cells`; rows of other cells are left out.
-
-        samples: frame of per-sample scores. cells: hashes, whose positions number the cells of the sheet.
+        """Make a sheet of the `samples` rows that belong to `cells`, given as hashes.
 
         Raises:
             StoreError: a sample has two scores of a metric in a cell.
         """
-        cell_codes = placed(samples["cell"], cells)
-        metrics, metric_codes = coded(samples["metric"])
-        ids, sample_codes = coded(samples["sample_id"])
+        cell_codes = positions_in(samples["cell"], cells)
+        metrics, metric_codes = encode(samples["metric"])
+        ids, sample_codes = encode(samples["sample_id"])
         cluster_codes = _clusters(samples)
         sort_keys = (metric_codes.astype(np.int64) * len(cells) + cell_codes) * max(len(ids), 1) + sample_codes
         order = np.flatnonzero(cell_codes >= 0)
@@ -138,7 +135,7 @@ class Sheet:
             ids=ids,
             sample=sample_codes[order].astype(np.int32),
             cluster=cluster_codes[order].astype(np.int32),
-            value=capped(numbers(samples["value"])[order], metrics, metric_codes[order]),
+            value=apply_caps(numbers(samples["value"])[order], metrics, metric_codes[order]),
             answered=is_text(samples["status"], "ok")[order],
             parts=None if without_parts else lists_of(samples["parts"], pa.float64(), order),
         )
@@ -149,11 +146,7 @@ class Sheet:
         return [self.metrics[number] for number in np.flatnonzero(sizes.any(axis=1))]
 
     def rows(self, cell: int, metric: str) -> slice:
-        """Return which rows belong to a cell (one method, budget and dataset) and metric, sorted by sample; an empty slice if
-        none.
-
-        cell: position of the cell.
-        """
+        """Return the slice of rows of the cell at position `cell` and of a metric. The slice may be empty."""
         if metric not in self._numbers:
             return slice(0, 0)
         number = self._numbers[metric]
@@ -163,17 +156,16 @@ class Sheet:
     def _numbers(self) -> Mapping[str, int]:
         return {name: number for number, name in enumerate(self.metrics)}
 
-    def every(self) -> Iterator[tuple[int, str, slice]]:
-        """Yield (position of the cell, metric, rows) for every cell (one method, budget and dataset) and metric with rows."""
+    def slices(self) -> Iterator[tuple[int, str, slice]]:
+        """Yield (position of the cell, metric, slice of rows) for every cell and metric with rows."""
         for number, metric in enumerate(self.metrics):
             for cell in np.flatnonzero(np.diff(self.starts[number])):
                 yield int(cell), metric, slice(int(self.starts[number, cell]), int(self.starts[number, cell + 1]))
 
     def scores(self, cells: Sequence[int], metric: str) -> Scores:
-        """Return the scores by sample of one cell, or of several cells (each one method, budget and dataset) that differ only
-        by seed, averaged over them.
+        """Return the scores by sample, averaged over the cells at positions `cells`, which differ only by seed.
 
-        cells: positions of the cells. A sample is ok if each of its rows has status ok and a value.
+        A sample is ok if each of its rows has status ok and a value.
         """
         slices = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
         if len(slices) == 1:
@@ -184,14 +176,10 @@ class Sheet:
             cell_parts = self._parts(score_slice)
             unjudged = int((answered & ~has_value).sum())
             return Scores(self.sample[score_slice], self.cluster[score_slice], values, cell_parts, unjudged, self.ids)
-        return self._joined(slices)
+        return self._average(slices)
 
-    def _joined(self, slices: Sequence[slice]) -> Scores:
-        """Average the rows of several cells (each one method, budget and dataset) within each sample, by compensated summation
-        in the order of the cells' names.
-
-        slices: rows of each cell.
-        """
+    def _average(self, slices: Sequence[slice]) -> Scores:
+        """Average rows within each sample by compensated summation, in the order of `slices` (the rows of each cell)."""
         samples = np.unique(np.concatenate([self.sample[at] for at in slices]))
         n = len(samples)
         counts, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
@@ -232,17 +220,14 @@ class Sheet:
         return part_matrix
 
 
-def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
-    """Return values, float64 [rows], limited to the cap of each row's metric. of_metric: int [rows], positions in `metrics`."""
+def apply_caps(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
+    """Limit values, float64 [rows], to the cap of each row's metric. of_metric: int [rows], positions in `metrics`."""
     cap_of_metric = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
     return np.minimum(values, cap_of_metric[of_metric])
 
 
-def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Return (distinct values, codes) of a column.
-
-    distinct values: object, ascending. codes: int [n], position of each row's value among them; -1 for null.
-    """
+def encode(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct values (object, ascending) and each row's position among them (int [n]; -1 for null)."""
     import pandas as pd
 
     categories = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
@@ -256,23 +241,23 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     return names[order], rank[codes]
 
 
-def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
+def positions_in(column: pd.Series, names: Iterable[str]) -> np.ndarray:
     """Return the position of each row's text in `names`, int64 [n]; -1 for null and for other texts."""
     position_of = {name: position for position, name in enumerate(names)}
-    distinct, codes = coded(column)
+    distinct, codes = encode(column)
     return np.array([*(position_of.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
 
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
-    """Return each sample's cluster as a number, in the order of cluster labels; a sample without a cluster forms its own."""
+    """Return the position of each row's cluster among the sorted labels, int [n]. Without a label, the sample id is used."""
     clusters = samples["cluster"]
     if clusters.isna().any():
         clusters = clusters.astype(object).where(clusters.notna(), samples["sample_id"].astype(object))
-    return coded(clusters)[1]
+    return encode(clusters)[1]
 
 
 def numbers(column: pd.Series) -> np.ndarray:
-    """Return a column as float64 [n], NaN for null; a column of nulls, which has no type, gives NaN."""
+    """Return a column as float64 [n], NaN for null, also if all values are null and the column has no type."""
     if column.dtype == np.float64:
         return column.to_numpy()
     return column.to_numpy(np.float64, na_value=np.nan)
@@ -284,7 +269,7 @@ def is_text(column: pd.Series, text: str) -> np.ndarray:
 
 
 def lists_of(column: pd.Series, kind: pa.DataType, order: np.ndarray) -> pa.ListArray:
-    """Return the lists of a column as an arrow array, in the order of rows `order`. kind: type of the lists' items."""
+    """Return a column of lists as an arrow array. kind: type of the items. order: int, positions of the rows to return."""
     list_array = pa.array(column, type=pa.list_(kind), from_pandas=True)
     return (list_array.combine_chunks() if isinstance(list_array, pa.ChunkedArray) else list_array).take(
         pa.array(order)

@@ -1,6 +1,6 @@
-"""Progress of a store: cells, samples, failures and scores of each dataset, from the store's rows alone.
+"""Progress of a store. A "cell" is a stored setting: one model, dataset, method, budget, protocol and seed.
 
-Many processes may be writing at the same time; only committed rows are counted.
+Only committed rows are counted, also while processes write.
 """
 
 from __future__ import annotations
@@ -29,18 +29,10 @@ from mmkv_bench.store.store_notes import planned_cells
 from mmkv_bench.store.tally import Tally, cached_rows, tally
 
 _LABEL_COLUMNS = (
-    "cell",
-    "dataset",
-    "method",
-    "budget_entries",
-    "budget_fraction",
-    "protocol",
-    "reading",
-    "seed",
-    "generation",
+    *("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "generation"),
 )
 _CELL_COLUMNS = (*_LABEL_COLUMNS, "config")
-_EFFICIENCY_PATTERN = r'"scenario": ?"efficiency"'  # in the configuration of cells that have no answers
+_EFFICIENCY_PATTERN = r'"scenario": ?"efficiency"'  # in the configuration of cells with timed passes instead of answers
 _RATE_WINDOW_S = 3600.0  # seconds over which the rate is measured
 
 
@@ -49,13 +41,12 @@ class DatasetStatus:
     """Progress of one dataset of a store.
 
     Attributes:
-        cells: cells that were begun, and cells that queued jobs will begin.
-        samples: number of samples per cell: the largest limit of the runs, or the size of the dataset; if neither is
-            known, the number of samples that some cell has answered.
-        rows: answers of the cells, failures included.
-        complete: cells that have answered all samples.
-        scored: cells whose scores cover all their answers.
-        stale: cells with answers that are not scored.
+        cells: number of cells that were begun or that queued jobs will begin.
+        samples: number of samples per cell, as the runs requested or as their cells have answered, whichever is larger.
+        rows: number of answers, failures included. failed: number of failures.
+        complete: number of cells that have answered all samples.
+        scored: number of cells whose answers are all scored.
+        stale: number of cells with answers that are not scored.
     """
 
     dataset: str
@@ -69,7 +60,7 @@ class DatasetStatus:
 
     @property
     def planned(self) -> int:
-        """Number of answers that all cells (each one method, budget and dataset) will have."""
+        """Number of answers that the cells will have."""
         return self.cells * self.samples
 
 
@@ -79,11 +70,11 @@ class Status:
 
     Attributes:
         failures: (dataset, status, beginning of the message) -> number of rows, the most frequent first.
-        passes: status -> number of passes of `scenario=efficiency`; their cells are in no dataset.
-        running: number of cells that running processes work on, whose newest answers are not yet in the store's files.
+        passes: status -> number of timed passes (`scenario=efficiency`), which `datasets` does not count.
+        running: number of cells whose newest answers running processes have not committed yet.
         writers: number of these processes.
-        rate: answers per second in the last hour, or since the first of them; None without any.
-        last: time of the newest committed answer, in seconds of Unix time; None without answers.
+        rate: answers per second in the last hour, or since the first answer of that hour; None without any.
+        last: Unix time of the newest committed answer [s]; None without answers.
     """
 
     root: Path
@@ -97,22 +88,21 @@ class Status:
 
     @property
     def missing(self) -> int:
-        """Number of answers that are still missing."""
         return sum(max(one.planned - one.rows, 0) for one in self.datasets)
 
     @property
     def left(self) -> float | None:
-        """Seconds that the missing answers take at `rate`; None if the rate is unknown or nothing is missing."""
+        """Seconds that the missing answers will take at `rate`; None without a rate or without missing answers."""
         return self.missing / self.rate if self.rate and self.missing else None
 
 
 def status(store: Store) -> Status:
-    """Return the progress of a store, counted from its rows.
+    """Return the progress of a store.
 
     Raises:
         StoreError: rows are damaged.
     """
-    # Cells are read last: a process writes cells before their rows.
+    # Cells are read last, because a process writes a cell before the cell's answers.
     answer_tally = tally(store)
     metrics = cached_rows(store, "metrics", ("cell", "n", "answers_digest"))
     timing_table = store.timings()
@@ -144,7 +134,7 @@ def status(store: Store) -> Status:
         if (digest := digests.get(name)) is not None and answer_digests.get(name, (0, digest))[1] != digest:
             scored[place] = 0  # its answers were made again after scoring
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
-    stated_sizes = _stated(cells)
+    stated_sizes = _requested_samples(cells)
     planned_sizes: dict[str, list[int]] = {}  # dataset -> sample counts of planned cells that no job has begun
     cells_with_rows = set(names.to_pylist()) if (planned := planned_cells(store.root)) else set()
     for cell, (name, samples) in planned.items():
@@ -158,7 +148,7 @@ def status(store: Store) -> Status:
             int(stated_sizes[of_dataset].max(initial=0)),
             int(answered[of_dataset].max(initial=0)),
         ]
-        samples = max(*sizes, _seen(answer_tally, of_dataset[row_cells]))
+        samples = max(*sizes, _distinct_samples(answer_tally, of_dataset[row_cells]))
         rows, scores = answered[of_dataset], scored[of_dataset]
         datasets.append(
             DatasetStatus(
@@ -191,20 +181,19 @@ def status(store: Store) -> Status:
     )
 
 
-def _seen(found: Tally, own: np.ndarray) -> int:
-    """Return the number of distinct samples that some cells (each one method, budget and dataset) have answered.
-
-    found: the counted answers. own: bool mask over the rows of `found.counts`, those of these cells.
-    """
-    digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
-    return len(set().union(*(found.sets[digest] for digest in digests)))
+def _distinct_samples(answers: Tally, mask: np.ndarray) -> int:
+    """Return the number of distinct samples in the rows of `answers.counts` that `mask` (bool) selects."""
+    digests = answers.counts["samples"].take(column_of(np.flatnonzero(mask))).unique().to_pylist()
+    return len(set().union(*(answers.sets[digest] for digest in digests)))
 
 
 def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tuple[float | None, float | None]:
-    """Return (answers per second in the last hour, time of the newest answer); None for what is unknown.
+    """Return (rate, last) of `Status`.
 
-    n: number of answers in each counted batch. first, last: times of its first and last answer; the others are taken as evenly
-        spread between. now: Unix time [s].
+    Args:
+        n: number of answers in each counted batch.
+        first, last: Unix times of the first and last answer of each batch [s]. The others are assumed evenly spread between.
+        now: Unix time [s].
     """
     if not len(n):
         return None, None
@@ -216,9 +205,9 @@ def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tup
 
 
 def failed_rows(store: Store) -> list[dict[str, Any]]:
-    """Return the failed answers as dicts, sorted by dataset and sample.
+    """Return the failed answers, sorted by dataset and sample.
 
-    Keys: dataset, sample_id, label (of the cell), cell (its hash), status, error (message).
+    Keys: dataset, sample_id, label (name of the cell), cell (hash), status, error (message).
     """
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     rows = rows.filter(pc.not_equal(rows["status"].cast(pa.string()), STATUSES[0])).to_pylist()
@@ -232,7 +221,7 @@ def failed_rows(store: Store) -> list[dict[str, Any]]:
 
 
 def label(cell: Mapping[str, Any]) -> str:
-    """Return the name of a stored cell (one method, budget and dataset) for messages: `snapkv@64 strict seed=1`."""
+    """Return the name of a cell (row of `cells`) for messages, such as `snapkv@64 strict seed=1`."""
     label_parts = [cell["method"]]
     if cell["budget_entries"] is not None:
         label_parts[0] += f"@{cell['budget_entries']}"
@@ -240,29 +229,26 @@ def label(cell: Mapping[str, Any]) -> str:
         label_parts[0] += f"@{(Decimal(cell['budget_fraction']) * 100).normalize():f}%"
     label_parts += [cell["protocol"]] * (cell["protocol"] != DEFAULT)
     label_parts += [cell["reading"]] * (cell["reading"] not in (None, "paper"))
-    label_parts += asked_at(cell)
+    label_parts += question_position(cell)
     return " ".join(label_parts + ([f"seed={cell['seed']}"] if cell["seed"] is not None else []))
 
 
-def asked_at(cell: Mapping[str, Any]) -> list[str]:
-    """Return the label's part on the position in a video stream at which the question is asked: `["at=0.5"]`.
-
-    The list is empty if the question comes at the end, or without streams.
-    """
+def question_position(cell: Mapping[str, Any]) -> list[str]:
+    """Return `["at=0.5"]` if the question comes after this share of a video stream; [] if at its end, or without a stream."""
     share = (json.loads(cell["generation"] or "{}").get("stream") or {}).get("ask_at")
     return [] if share is None else [f"at={share:g}"]
 
 
-def _stated(cells: pa.Table) -> np.ndarray:
-    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if its configuration does not contain it."""
+def _requested_samples(cells: pa.Table) -> np.ndarray:
+    """Return the number of samples that each cell's run requested, int64 [cells]; 0 if the configuration does not tell."""
     configs = cells["config"].combine_chunks()
     configurations = [json.loads(text) for text in configs.dictionary.to_pylist()]
     keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))
-    samples_of = {key: _asked(configurations[key[0]], key[1]) for key in set(keys)}
+    samples_of = {key: _requested_count(configurations[key[0]], key[1]) for key in set(keys)}
     return np.array([samples_of[key] for key in keys], np.int64)
 
 
-def _asked(config: Mapping[str, Any], dataset: str) -> int:
+def _requested_count(config: Mapping[str, Any], dataset: str) -> int:
     node = (config.get("datasets") or {}).get(dataset) or {}
     fixture = (config.get("data") or {}).get("source") == "fixture"
     stated_size = str((node.get("about") or {}).get("samples") or "").split(" ")[0]

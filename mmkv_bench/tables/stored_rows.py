@@ -1,8 +1,7 @@
-"""The rows from which tables are made: read from a store, and checked.
+"""The rows from which tables are made, read from a store and checked.
 
-The frames have the columns of `store/schema.py`: `cells` (one row per cell), `samples` (one row per cell, sample and metric) and
-`responses` (one row per cell and sample; only the columns of `RESPONSE_COLUMNS`). Text columns may be categorical, so that each
-text is in memory once.
+A "cell" is a stored setting: one model, dataset, method, budget, protocol and seed, named by a hash. `store/schema.py` describes
+the columns. Text columns may be categorical to save memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mmkv_bench.store.rows import processor
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.store_notes import PrimaryEndpoint, primary_of
 from mmkv_bench.tables import audit
-from mmkv_bench.tables.score_consistency import agreeing
+from mmkv_bench.tables.score_consistency import drop_stale_scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 BASELINE = "full"
 FIXTURE = "_fixture"  # suffix of the labels of fixture datasets
 
-# Two cells may share a table, or be compared, only if all of these are equal.
+# Two cells are compared, or printed in one table, only if all of these are equal.
 CONTEXT = (
     *("model", "model_fingerprint", "dataset", "dataset_fingerprint", "protocol", "dtype", "attention", "limits"),
     *("generation", "numerics_version", "torch", "transformers", "device", "processor", "lmms_eval"),
 )
 LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
-"""Settings of `model` that change the model's input; the context's `limits` are the settings that are not null."""
+"""Settings of `model` that change the model's input. The context's `limits` are those that are not null."""
 
 NO_ROWS = "'{}' has no result rows; give the folder that a run printed as its rows."
 AT_ONCE = 1 << 18
-"""Most answers of a store that are read at once for the audit. In a larger store, cells are read in blocks of whole cells."""
+"""Most answers that are read at once for the audit. In a store with more answers, some cells are read at a time."""
 
 SAMPLE_COLUMNS = ("cell", "sample_id", "cluster", "metric", "value", "status", "parts")
 _STATUS_COLUMNS = ("cell", "sample_id", "status")
@@ -49,12 +48,12 @@ RESPONSE_COLUMNS = (*_STATUS_COLUMNS, "fallback", "finish_reason", *audit.COLUMN
 
 @dataclass
 class Rows:
-    """The rows of one store as frames. With empty `responses` or `metrics`, tables lack the marks and notes made from them.
+    """The rows of one store as frames. `responses` and `metrics` may be empty; tables then lack the notes made from them.
 
-    responses: a frame, or in a large store an `AnswerBlocks`, which reads the answers anew at each iteration.
-    full: the answers of `full`, with `audit.FREE_COLUMNS`; None if they were not read.
+    responses: columns `RESPONSE_COLUMNS`.
+    full: answers of the full cache, columns `audit.FREE_COLUMNS`; None if they were not read.
     held: names of all metrics in the store; None if `samples` has all of them.
-    primary: the study's primary endpoint.
+    primary: primary endpoint that was declared for the store.
     """
 
     cells: pd.DataFrame
@@ -67,19 +66,19 @@ class Rows:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of all metrics that have rows in the store."""
+        """Names of all metrics in the store."""
         return list(self.samples["metric"].drop_duplicates()) if self.held is None else self.held
 
 
 class ReadOnce:
     """Reader of a store's rows. Each table is read once, when it is first used.
 
-    In a `large` store, `responses` lacks the columns that an audit counts; `blocks` reads them.
+    In a `large` store, `responses` lacks the columns for audits; `AnswerBlocks` reads these.
 
     Args:
         cells: hashes of the cells whose rows are read; None: all cells.
-        further: columns of `responses` to read in addition to those that tables need.
-        fidelity: metrics of fidelity to read in addition to all other metrics; None: all of them.
+        further: columns of `responses` to read in addition.
+        fidelity: metrics of fidelity to read in addition to all other metrics; None: all.
     """
 
     def __init__(
@@ -92,17 +91,13 @@ class ReadOnce:
         self.store, self.names, self._further, self._fidelity = store, cells, further, fidelity
 
     def of_metrics(self, metrics: Collection[str]) -> ReadOnce:
-        """Return a reader of only the rows that tables of `metrics` need.
-
-        In a large store it skips the fidelity metrics that are not in `metrics`, because they are most of the scores.
-        All other metrics are always read.
-        """
+        """Return a reader that skips, in a large store, the fidelity metrics outside `metrics`. They are most of the scores."""
         fidelity_metrics = set(FIDELITY).intersection(metrics)
         return ReadOnce(self.store, self.names, self._further, fidelity_metrics) if self.large else self
 
     @cached_property
     def large(self) -> bool:
-        """True if the answers of all cells, with all columns, are too many for memory."""
+        """True if the store has more answers than are read at once."""
         return self.store.rows_in_files("responses") > AT_ONCE
 
     @cached_property
@@ -112,7 +107,7 @@ class ReadOnce:
 
     @cached_property
     def held(self) -> list[str] | None:
-        """Names of all metrics in the store; None if no metrics were selected, because `samples` then contains all of them."""
+        """Names of all metrics of the cells; None if `samples` contains all of them."""
         if self._fidelity is None:
             return None
         return sorted(self.store.samples(self.names, ["metric"], coded=True)["metric"].unique().to_pylist())
@@ -132,9 +127,9 @@ class ReadOnce:
 
 
 class AnswerBlocks:
-    """Iterable over the answers of `cells`, one frame for several cells at a time. Each iteration reads them anew.
+    """Iterable over frames with the answers of some cells each. Each iteration reads the answers anew.
 
-    cells: hashes of the cells, in the order in which they are read.
+    cells: hashes, in the order in which the cells are read.
     """
 
     def __init__(self, rows: ReadOnce, cells: Sequence[str]) -> None:
@@ -153,11 +148,11 @@ class AnswerBlocks:
 
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
-    """Return `responses` rows as a frame. It has the column `chosen` only if `audit.chosen_apart` masks any.
+    """Return `responses` rows as a frame, with the column `chosen` only if `audit.mask_chosen_apart` masks any.
 
-    rows: all answers of each of its cells, because `chosen` depends on the other answers of the cell.
+    rows: all answers of some cells.
     """
-    is_apart = audit.chosen_apart(store, rows)
+    is_apart = audit.mask_chosen_apart(store, rows)
     answers = frame(rows.select(RESPONSE_COLUMNS))
     if is_apart is not None:
         answers[audit.CHOSEN] = is_apart
@@ -169,10 +164,10 @@ def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Colle
 
     Args:
         cells: hashes of the cells to read; None: all.
-        fidelity: metrics of fidelity to read; None: all. They are six of every seven scores, and most tables show none.
+        fidelity: metrics of fidelity to read in addition to all other metrics; None: all.
 
     Raises:
-        ConfigError: there is no such folder, it has no rows, or none of its answers is scored.
+        ConfigError: there is no such folder, or it has no rows or no scores.
     """
     return frames(ReadOnce(open_store(root), cells, fidelity=fidelity))
 
@@ -185,16 +180,16 @@ def open_store(root: Path | str) -> Store:
 
 
 def frames(rows: ReadOnce) -> Rows:
-    """Return the tables of `rows` as frames, read now if they were not read before.
+    """Return the tables of `rows` as frames.
 
     Raises:
-        ConfigError: the store has no rows, or none of its answers is scored.
+        ConfigError: the store has no rows or no scores.
         StoreError: rows contradict each other.
     """
     from mmkv_bench.store.packing import ALIKE
 
     root = rows.store.root
-    samples, described = frame(agreeing(rows.store, rows.samples, rows.metrics)), rows.cells
+    samples, described = frame(drop_stale_scores(rows.store, rows.samples, rows.metrics)), rows.cells
     if rows.large:  # in the order of the files
         responses = AnswerBlocks(rows, list(described.sort_values([*ALIKE])["cell"]))
     else:
@@ -212,7 +207,7 @@ def frames(rows: ReadOnce) -> Rows:
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
-    """Return the store's table `cells` as a frame. Cells of one run share one string `config`, because it is long.
+    """Return the store's table `cells` as a frame. Cells of one run share one (long) string `config` in memory.
 
     names: hashes of the cells to return; None: all.
     """
@@ -225,7 +220,7 @@ def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
-    """Return an arrow table as a frame: texts become categories, and lists stay in arrow to save memory."""
+    """Convert an arrow table to a frame. Texts become categories and lists stay in arrow, to save memory."""
     import pandas as pd
 
     def kept(kind: pa.DataType) -> pd.ArrowDtype | None:
@@ -239,7 +234,7 @@ def frame(table: pa.Table) -> pd.DataFrame:
 
 
 def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
-    """Raise StoreError for scores of unknown cells (each one method, budget and dataset) and for cells with two rows."""
+    """Raise StoreError if a cell has two rows in `cells`, or if a cell in `samples` has none."""
     for cell in cells["cell"][cells["cell"].duplicated()]:
         raise StoreError(f"Cell {cell} has more than one row in `cells`: the store is damaged; restore it from a copy.")
     for cell in sorted(set(samples["cell"].unique()) - set(cells["cell"])):
@@ -252,7 +247,7 @@ def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Ser
     what: kind of the values for the message, such as `dataset`.
 
     Raises:
-        ConfigError: no row has one of the values.
+        ConfigError: a value of `wanted` is in no row.
     """
     if not wanted:
         return column.notna() | column.isna()
@@ -275,25 +270,24 @@ def choose_cells(
 ) -> pd.Series:
     """Mask the cells with the given datasets, protocols and readings (`paper` or `released` rules of a method); None: all.
 
-    Cells without a reading, such as those of `full`, are always selected by `readings`.
+    `readings` never excludes a cell without a reading, such as one of `full`.
     """
     keep = choose(cells["dataset"], datasets, "dataset") & choose(cells["protocol"], protocols, "protocol")
     return keep & (choose(cells["reading"], readings, "reading") | cells["reading"].isna())
 
 
 def missing(value: object) -> bool:
-    """Return True if a scalar of a frame is null (None, NaN or NA)."""
+    """Return True if a scalar is None, NaN or NA."""
     import pandas as pd
 
     return bool(pd.isna(value))
 
 
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return `cells` with four short columns by which tables are grouped, parsed from longer columns.
+    """Return `cells` with four text columns by which tables are grouped.
 
-    limits: settings that limit the prompt, such as `frames=32 max_pixels=100352`, and the position of images in it.
-    device, processor, lmms_eval: the device, the kind of CPU (if answers depend on it) and lmms-eval's version; "" if not
-        recorded.
+    limits: settings that change the model's input, such as `frames=32 max_pixels=100352`.
+    device, processor, lmms_eval: device, kind of CPU (if answers depend on it) and lmms-eval's version; "" if not recorded.
     """
     empty = [""] * len(cells)
     device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
@@ -313,12 +307,12 @@ def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
 
 @lru_cache(maxsize=256)
 def config_of(text: str) -> Mapping[str, Any]:
-    """Parse a cell's configuration (JSON). The result is shared by all cells with this text: do not change it."""
+    """Parse a cell's configuration (JSON). Callers with an equal text get the same object, which they must not change."""
     return json.loads(text)
 
 
 def dataset_node(config: Mapping[str, Any], dataset: str) -> Mapping[str, Any]:
-    """Return the settings of `dataset` in a parsed configuration; empty if it has none."""
+    """Return the settings of `dataset` in a parsed configuration; empty without any."""
     return (config.get("datasets") or {}).get(dataset) or {}
 
 
@@ -334,11 +328,9 @@ _LINE_COLUMNS = ("method", "base", "reading", "parameters", "budget_kind", "budg
 
 
 def latest(cells: pd.DataFrame) -> pd.Series:
-    """Mask the cells with the newest `method_version` among cells that are otherwise alike.
+    """Mask the cells with the newest version of the method's code among cells that are otherwise alike.
 
-    A new version of a method corrects its numbers, so tables show only the newest.
-
-    cells: frame with the column `limits` (`with_limits`).
+    cells: frame with the columns that `with_limits` adds.
     """
     if "method_version" not in cells:
         return cells["cell"].notna()
@@ -348,8 +340,5 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
-    """Return a cell's values of `columns` as texts, "" for null.
-
-    Only cells (each one method, budget and dataset) with equal keys may be compared.
-    """
+    """Return a cell's values of `columns` as texts, "" for null. Only cells with equal keys may be compared."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

@@ -1,17 +1,6 @@
-"""The table type that all builders make and all writers accept.
+"""The table type that all builders make (scores, costs, groups of datasets, papers' tables) and `formats.write` writes.
 
-Builders turn results into a `Table`: scores and fidelity (`score_text`), costs (`cost_text`), groups of datasets and ranks over
-tasks (`dataset_groups`) and the papers' tables (`mmkv_bench.papers`). Writers turn a list of tables into text: `formats.write`
-has markdown, csv, LaTeX and html, one writer per format. Builders do not depend on formats, nor writers on kinds of tables.
-
-A table has a title, a caption, grids, notes and records:
-
-- A `Grid` is a header and rows. Its first `labels` columns name a row. `groups` names the group of every other column. A grid
-  whose header is part of the first grid's header (ranks, common samples) continues the first one in LaTeX.
-- A `GridCell` has the printed text, its value, an interval, marks (†, a), bold, a verdict word and hashes of stored cells.
-  A verdict of `VERDICTS` is written with its sign and, if the format has colours, in its colour.
-- A `Note` has a rank (`Rank`). Writers print the `MOST_NOTES` most important ones, or all or none of them (`NOTES`).
-- `records` returns the unrounded lines of csv, one per cell. Only the csv writer calls it.
+Builders do not depend on the output format, and writers do not depend on the kind of table.
 """
 
 from __future__ import annotations
@@ -33,14 +22,14 @@ NOTES = ("none", "short", "all")
 
 
 class VerdictStyle(NamedTuple):
-    """Sign and colour of a verdict word. colour: a key of `COLOURS`, used as a class in html and as a colour in LaTeX."""
+    """Sign and colour of a verdict word. colour: a key of `COLOURS`, the CSS class in html and the colour's name in LaTeX."""
 
     sign: str
     colour: str
 
 
 COLOURS = {"good": "00704F", "bad": "B34700", "open": "4B5D8A", "quiet": "666666"}
-"""Colour class -> RGB, distinguishable with every common colour vision; each has at least 4.5:1 contrast on white."""
+"""Colour class -> RGB. The colours differ for colour-blind readers too; each has at least 4.5:1 contrast on white."""
 
 VERDICTS = {
     "agrees": VerdictStyle("✓", "good"),
@@ -60,11 +49,11 @@ VERDICTS = {
     "failed": VerdictStyle("✗", "bad"),
     "ambiguous": VerdictStyle("?", "open"),
 }
-"""Verdict word, or state of a missing number -> its sign and colour."""
+"""Word for a verdict, or for why a number is missing -> sign and colour of the word."""
 
 
-def signed(word: str) -> str:
-    """Return a verdict word with its sign (such as ✓) before it, or the word alone if it has none."""
+def verdict_text(word: str) -> str:
+    """Return a verdict word after its sign, such as "✓ agrees"; a word without a sign is returned alone."""
     return f"{VERDICTS[word].sign} {word}" if word in VERDICTS else word
 
 
@@ -72,19 +61,17 @@ class Rank(IntEnum):
     """Importance of a note, the most important first."""
 
     WARNING = 0
-    """The numbers are not what a reader takes them for."""
+    """Without the note, a reader would misunderstand the numbers."""
     MARK = 1
-    """The meaning of bold, a mark or a column of the table."""
+    """Meaning of bold, of a mark or of a column."""
     READING = 2
-    """Context for reading the numbers."""
+    """Context of the numbers."""
     DETAIL = 3
     """Lists of cells, samples and settings."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence below a table."""
-
     text: str
     rank: Rank = Rank.READING
 
@@ -96,13 +83,13 @@ class GridCell:
     Attributes:
         text: printed text without interval, marks and verdict.
         value: the number; None if the text is no number.
-        interval: `[0.71, 0.80]` or "".
-        marks: signs behind the number, which notes explain.
-        verdict: a word of `VERDICTS`, or another word, which has no sign.
-        hashes: hashes of the store's cells behind the number.
-        details: sentences that html opens at the cell.
-        span: number of columns that the cell covers in LaTeX, or 0; other formats repeat the cell.
-        further: more cells that are printed behind this one.
+        interval: such as `[0.71, 0.80]`, or "".
+        marks: signs such as † behind the number. Notes explain them.
+        verdict: a key of `VERDICTS`, or a word that is printed without a sign.
+        hashes: hashes of the stored settings whose answers gave the number.
+        details: sentences that the html page shows on request.
+        span: number of columns that the cell covers in LaTeX, which skips the cells behind it; 0: one column.
+        further: cells that are printed in the same place, behind this one.
     """
 
     text: str
@@ -118,13 +105,18 @@ class GridCell:
 
     @property
     def look(self) -> VerdictStyle | None:
-        """Sign and colour of the verdict; None for a word without them."""
         return VERDICTS.get(self.verdict)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A header, and rows with as many cells. A text stands for a cell with only this text. heading: printed above the grid."""
+    """A header, and rows with as many cells; a text in a row stands for a cell with only this text.
+
+    In LaTeX, a grid whose header is part of the first grid's header (ranks, common samples) continues the first grid.
+
+    heading: printed above the grid. labels: number of leading columns that name the row. groups: name of the column group of
+    every other column, or empty.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[GridCell | str]]
@@ -134,7 +126,7 @@ class Grid:
 
     @property
     def spans(self) -> list[tuple[str, int]]:
-        """(name of a column group, number of its columns) for each group, in order."""
+        """(name, number of columns) of each column group, in order."""
         return [(name, len(list(columns))) for name, columns in groupby(self.groups)]
 
     @property
@@ -148,10 +140,12 @@ Records = Callable[[], Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Table:
-    """One table with its caption, notes and csv records.
+    """One table.
 
     short: caption in a list of contents; if empty, `caption` is used.
-    name: name in links and LaTeX labels; if empty, the table's number is used."""
+    name: name in links and LaTeX labels; if empty, the table's number is used.
+    records: returns the unrounded lines of csv. Only the csv writer calls it.
+    """
 
     title: str
     caption: str
@@ -163,14 +157,14 @@ class Table:
 
     @property
     def entry(self) -> str:
-        """Line of this table in a list of contents."""
+        """The table's line in a list of contents."""
         return ": ".join(filter(None, (self.title, self.short or self.caption)))
 
     def split_notes(self, how: str = "short") -> tuple[list[str], list[str]]:
         """Return (texts of printed notes, texts of hidden notes), the most important first.
 
-        how: one of `NOTES`. `short` always prints all warnings and meanings of marks, even if these are more than
-            `MOST_NOTES`. `none` returns two empty lists.
+        how: one of `NOTES`. `short` prints `MOST_NOTES` notes, or more if there are more warnings and meanings of marks.
+            `none` returns two empty lists.
         """
         if how == "none":
             return [], []
@@ -178,22 +172,20 @@ class Table:
         needed_notes = sum(note.rank <= Rank.MARK for note in notes)
         texts = [note.text for note in notes]
         shown_count = max(MOST_NOTES, needed_notes)
-        if how == "all" or shown_count + 1 == len(
-            texts
-        ):  # a line that says "1 more" would take as much space as the note
+        if how == "all" or shown_count + 1 == len(texts):  # "1 more note" would be as long as the note
             shown_count = len(texts)
         return texts[:shown_count], texts[shown_count:]
 
 
-def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """Return the tables with other names for some rows, wherever a row's name is printed. The csv records keep the old names.
+def rename_lines(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
+    """Return the tables with other names for some rows. The csv records keep the old names.
 
     Args:
-        names: strings `line=name`. `line` is a row's name as printed. If it is given without its ending in parentheses, the
-            new name gets this ending.
+        names: strings `line=name`, where `line` is the printed name of a row. If `line` lacks the row's ending in parentheses,
+            the ending is added to `name`.
 
     Raises:
-        ConfigError: no line has that name, or another line has the new name.
+        ConfigError: no row is called `line`, or another row is called `name`.
     """
     labels = {row[0].text for table in tables for grid in table.grids for row in grid.cells if row}
     lines = labels | {text.partition(" (")[0] for text in labels}
@@ -213,11 +205,11 @@ def renamed(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
     return [_renamed(table, new_names) for table in tables] if new_names else list(tables)
 
 
-def captioned(tables: Sequence[Table], caption: str | None) -> list[Table]:
-    """Return the table with its title and caption replaced by `caption`; None changes nothing.
+def replace_caption(tables: Sequence[Table], caption: str | None) -> list[Table]:
+    """Return the only table with `caption` as its title and without further caption; None changes nothing.
 
     Raises:
-        ConfigError: there is not exactly one table.
+        ConfigError: `caption` is given and there is not exactly one table.
     """
     if caption is None:
         return list(tables)

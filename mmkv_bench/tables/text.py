@@ -13,25 +13,25 @@ _UNITS = {"seconds": ((1.0, "s"), (1e-3, "ms")), "bytes": ((2**30, "GiB"), (2**2
 
 
 def score(value: float | None) -> str:
-    """Format a score with two decimals, without a minus on zero; "-" for None."""
+    """Format a score with two decimals ("0.00" instead of "-0.00"); "-" for None."""
     if value is None:
         return "-"
     text = f"{value:.2f}"
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def signed(value: float) -> str:
+def signed_score(value: float) -> str:
     """Format a number with two decimals and a sign; zero has no sign."""
     return score(value) if float(f"{value:.2f}") <= 0 else f"+{score(value)}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """Format an interval as `[0.71, 0.80]`; "" if an end is None."""
+    """Format an interval with two decimals, as `[0.71, 0.80]`; "" if an end is None."""
     return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
 
 
 def ranks_text(ends: Iterable[float], form: str = "") -> str:
-    """Format a rank, or an interval of ranks, as `2` or `2-5`. form: format of a single number."""
+    """Format an interval of ranks as `2-5`, or as `2` if both ends look equal. form: format specification of one end."""
     return "-".join(dict.fromkeys(format(end, form) for end in ends))
 
 
@@ -50,14 +50,14 @@ def number(value: float | None) -> str:
 
 
 def number_span(low: float | None, high: float | None, size: float = 1.0) -> str:
-    """Format an interval as `[0.71, 0.8]` in units of `size`; "" if an end is None or both are equal."""
+    """Divide both ends by `size` and format them with `number`, as `[0.71, 0.8]`; "" if an end is None or both are equal."""
     return "" if low is None or high is None or low == high else f"[{number(low / size)}, {number(high / size)}]"
 
 
 def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
-    """Return (size, name) of the largest unit (s or ms; GiB to B) in which the largest value is at least one.
+    """Return (size, name) of the unit to print `values` in: the largest in which the largest value is at least one.
 
-    unit: unit of the values; units other than seconds and bytes are returned as they are.
+    unit: unit of `values`. "seconds" become s or ms, "bytes" become GiB, MiB, KiB or B; others stay, with size 1.
     """
     sizes = _UNITS.get(unit)
     if sizes is None:
@@ -66,25 +66,18 @@ def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
     return next((size for size in sizes if largest_value >= size[0]), sizes[-1])
 
 
-# Context that a caption names only if it differs between tables; the value names what must be equal in these tables.
+# A fingerprint is named only if tables of the same model, or of the same dataset, differ in it.
 _GROUPING_COLUMN_OF = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
+# A caption names these only if they differ between tables.
 _HIDDEN_COLUMNS = (
-    *_GROUPING_COLUMN_OF,
-    "dtype",
-    "attention",
-    "generation",
-    "numerics_version",
-    "torch",
-    "transformers",
+    *(*_GROUPING_COLUMN_OF, "dtype", "attention", "generation", "numerics_version"),
+    *("torch", "transformers", "device", "processor", "lmms_eval"),
 )
-_HIDDEN_COLUMNS += ("device", "processor", "lmms_eval")
 
 
 def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:
-    """Return the caption of a table: kind of budget, model, protocol, reading, number of samples and kind of intervals.
-
-    It also has the settings in which this table differs from the others of `tables`.
-    """
+    """Return the caption: kind of budget, model, protocol, reading (`paper` or `released` rules of methods), number of samples,
+    kind of intervals, and the settings in which `table` differs from the other `tables`."""
     contexts = [each.context for each in tables]
     caption_parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     if table.mostly_free:
@@ -99,14 +92,14 @@ def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = T
 
 
 def axis_words(axis: str) -> str:
-    """Return a text on the unit of a table's budgets, such as "budget: entries kept per KV head"."""
+    """Return the caption's words on the unit of budgets. axis: a key of `AXES`."""
     return AXES[axis] if axis == "none" else f"budget: {AXES[axis]}"
 
 
 def context_words(
     context: Mapping[str, str], readings: Sequence[str], contexts: Sequence[Mapping[str, str]]
 ) -> list[str]:
-    """Return the caption parts of a context: model, protocol, reading, and the settings in which it differs from `contexts`."""
+    """Return the caption's words on model, protocol, readings, limits of the prompt and settings that differ in `contexts`."""
     context_texts = [f"model={context['model']}", f"protocol={context['protocol']}"]
     if readings:
         context_texts.append(f"reading={' and '.join(readings)}")
@@ -124,17 +117,14 @@ def context_words(
 
 
 def size_text(table: ScoreTable) -> str:
-    """Return the table's number of samples as `n=500`, or `n=300 to 500` if its cells differ."""
+    """Return the number of samples as `n=500`, or as `n=300 to 500` if it differs between the table's cells."""
     low, high = table.sizes[0], table.sizes[-1]
     return f"n={low}" if low == high else f"n={low} to {high}"
 
 
 def line_label(method: Line) -> str:
-    """Return a method's name for the table, with its properties in parentheses.
-
-    These are `ceiling` if the method reads the full cache's answer, `calibrated` if it reads a calibration, and `tuned` if its
-    parameters are not the defaults.
-    """
+    """Return a line's label with these words in parentheses: `ceiling` if the method reads the full cache's answer,
+    `calibrated` if the method reads a calibration, `tuned` if parameters differ from the defaults."""
     flags = {"ceiling": method.cheats, "calibrated": method.calibrated, "tuned": method.tuned}
     flag_text = ", ".join(word for word, true in flags.items() if true)
     if not flag_text:
@@ -143,5 +133,5 @@ def line_label(method: Line) -> str:
 
 
 def cell_words(label: str, budget: str) -> str:
-    """Return the name of a table cell: `snapkv at 64`, or only the method without a budget."""
+    """Return `snapkv at 64`, or only the label if the method has no budget."""
     return f"{label} at {budget}" if budget else label

@@ -1,4 +1,4 @@
-"""Rows for an experiment tracker: identity and results, one row per cell and headline metric, under keys that never change."""
+"""Rows for an experiment tracker, such as Weights & Biases. The keys of a row never change."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 _NOT_HEADLINE_METRICS = {*MEASURES, PARSE_FAILED}
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
-"""Key of a row -> name of its cost."""
+"""Key of a row -> cost of a method."""
 GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
-"""Key of a row -> name of its cost, in runs that shared prefills: these times and peaks belong to a group."""
+"""Key of a row -> cost of all methods that shared a prefill."""
 
 
 def tracked_rows(store: Store) -> list[dict[str, Any]]:
-    """Return one row per cell (a method, budget, dataset and seed of a model) and headline metric, in the order of the cells.
+    """Return one row per stored setting ("cell") and headline metric. `scenario=efficiency` gives a row per prompt shape instead.
 
-    Only the latest version of a method has rows. Cells of `scenario=efficiency` have a row per prompt length and batch,
-    without a score. The keys of a row:
+    Only the latest version of a method has rows. The keys of a row:
 
     cell, ...: identity of the cell; `budget` is a number of entries or a fraction.
-    prompt_tokens, batch: shape of timed passes; null for answers.
-    metric, score, low, high, difference: the metric, its score with interval, and the difference to `full`.
-    answers, failures: numbers of answers and of failed ones.
-    ttft_s, tpot_s, peak_bytes: medians [s], and the largest peak, if the cell ran by itself; otherwise null.
-    group_prefill_s, group_decode_s, group_peak_bytes: medians [s], and the largest peak, of the cell's shared runs.
+    prompt_tokens, batch: prompt shape of timed passes; null for answers.
+    metric, score, low, high, difference: metric, score, ends of its interval, and score minus that of `full`; null for passes.
+    answers, failures: numbers of answers (or passes) and of failed ones.
+    ttft_s, tpot_s, peak_bytes: medians [s] and largest peak [bytes] of answers with a prefill of their own, or of passes.
+    group_prefill_s, group_decode_s, group_peak_bytes: medians [s] and largest peak [bytes] of answers whose methods shared a
+        prefill. All six are null if unknown.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
@@ -68,10 +68,9 @@ _NO_SCORE: dict[str, Any] = dict.fromkeys(("metric", "score", "low", "high", "di
 
 
 def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one dict per headline metric of a cell: metric, score, interval and difference to `full`.
+    """Return one dict with the keys of `_NO_SCORE` per headline metric; one dict of nulls without scores or with random weights.
 
-    Headline metrics are those in the dataset's configuration, or else all metrics that are not measures. Without
-    scores, or with random weights, the result is one dict of nulls.
+    Headline metrics are those in the dataset's configuration, or else all but `_NOT_HEADLINE_METRICS`.
 
     cell: row of `cells`. rows: the cell's `metrics` rows.
     """
@@ -89,11 +88,7 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
 
 
 def _totals(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return numbers of answers and failures, median times and the largest peak of `rows`, all of one cell (one method, budget
-    and dataset).
-
-    Values of runs that shared a prefill have keys of their own (`GROUP_COSTS`).
-    """
+    """Return the keys `answers` and `failures`, and those of `COSTS` and `GROUP_COSTS`. rows: costs of one setting."""
     totals: dict[str, Any] = {"answers": len(rows), "failures": int((rows["status"] > 0).sum())}
     for names, shared in ((COSTS, False), (GROUP_COSTS, True)):
         shared_or_single_rows = rows[rows["group"] == shared]

@@ -7,7 +7,7 @@ import pytest
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.cost_rows import divided
+from mmkv_bench.tables.cost_rows import split_costs
 from mmkv_bench.tables.costs import cost_tables
 from tests.run.setting import done
 
@@ -22,7 +22,7 @@ def test_pixels_holds_and_reads_its_budget_beside_full_of_the_same_shape(tmp_pat
     rows = [row for row in Store(tmp_path).timings().to_pylist() if row["phase"] == "decode"]
     assert {row["prompt_tokens"] for row in rows} == {160} and len({row["visual_tokens"] for row in rows}) == 1
     assert {row["bytes_useful_step"] for row in rows} == {161 * TOKEN, 97 * TOKEN}
-    (table,) = cost_tables(tmp_path, divided(["bytes_useful_step", "tpot_s", "peak"])[1])
+    (table,) = cost_tables(tmp_path, split_costs(["bytes_useful_step", "tpot_s", "peak"])[1])
     entry = table.entries["pixels", "0.6"]["bytes_useful_step"]
     assert (entry.value, entry.ratio) == (97 * TOKEN, 97 / 161)
 

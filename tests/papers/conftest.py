@@ -9,5 +9,5 @@ from mmkv_bench.papers import margins
 
 @pytest.fixture(autouse=True)
 def rows_without_a_commit_are_judged(monkeypatch):
-    known = margins.unjudged
-    monkeypatch.setattr(margins, "unjudged", lambda commit: "" if commit is None else known(commit))
+    known = margins.why_unjudged
+    monkeypatch.setattr(margins, "why_unjudged", lambda commit: "" if commit is None else known(commit))

@@ -106,7 +106,7 @@ def test_points_and_stretches_of_curves_are_those_of_the_address(tmp_path):
     page = fill(load("mmshift_table14"), Evidence.of([tmp_path]))
     told = {one.cell.address.method.setting("gamma"): one for one in page.cells if one.measured.curves}
     assert {gamma: one.measured.value for gamma, one in told.items()} == pytest.approx({1.0: 5.0, 10.0: 50.0})
-    assert all(one.verdict.word == "not comparable" and one.shown for one in told.values())
+    assert all(one.verdict.word == "not comparable" and one.number_pair for one in told.values())
     at = [(head, x) for head in (0, 1) for x in (0.2, 0.5)]
     masses = [("top_mass", "", head, x, lambda s, layer, x=x, head=head: x * (1 + head)) for head, x in at]
     stored(tmp_path, "cumulative_attention", masses, dataset="vatex", frames=64, tokens=None)

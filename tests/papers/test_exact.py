@@ -27,7 +27,7 @@ class Exact:
         every = [of_table(name).items() for name in (*tables, table)]
         self.values = {key: one.number for values in every for key, one in values if one.number is not None}
 
-    def measured(self, address, parts=(), like=()):
+    def measure(self, address, parts=(), like=()):
         value = self.values.get(address.printed)
         return (
             Measurement(State.NOT_RUN)

@@ -53,7 +53,7 @@ def planned(name: str) -> set[tuple]:
 def wanted(name: str) -> dict[tuple, list[Address]]:
     """The addresses of a table's numbers that a run can fill, by what a cell of a plan says of them."""
     found: dict[tuple, list[Address]] = {}
-    for one in load(name).needed:
+    for one in load(name).needed_addresses:
         if not one.runs or not has_numbers(one.metric) or one.dataset in SYNTHETIC:
             continue
         for method in filter(None, (one.method, one.minus)):
@@ -148,7 +148,7 @@ def test_what_the_experiments_make_counts_as_evidence():
         plans.setdefault(made["model"]["name"], []).append(made)
     asked = {}
     for table in table_ids():
-        for one in load(table).needed:
+        for one in load(table).needed_addresses:
             if one.runs and has_numbers(one.metric) and one.metric != MEAN:
                 key = (one.model, one.dataset, one.max_new_tokens, one.cut_prompt, one.frames, one.length)
                 asked.setdefault(key, (table, replace(one, method=MethodSettings("full"))))

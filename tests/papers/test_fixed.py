@@ -6,7 +6,7 @@ import pytest
 
 from mmkv_bench.config.files import reference_dir
 from mmkv_bench.papers import margins
-from mmkv_bench.papers.margins import unjudged, versions
+from mmkv_bench.papers.margins import versions, why_unjudged
 from tests.papers.test_filled_table import MODEL, add, cell, page
 from tests.papers.words import text
 from tests.tables.examples import Example, zeros_and_ones
@@ -24,9 +24,9 @@ def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypa
         "d" * 40: now.replace("margin: 1.0", "margin: 9.0"),
     }
     monkeypatch.setattr(margins, "file_in_commit", lambda file, commit: texts.get(commit))
-    monkeypatch.setattr(margins, "unjudged", unjudged)
-    unjudged.cache_clear()
-    said = {str(commit)[0]: unjudged(commit) for commit in (*texts, "e" * 40, None)}
+    monkeypatch.setattr(margins, "why_unjudged", why_unjudged)
+    why_unjudged.cache_clear()
+    said = {str(commit)[0]: why_unjudged(commit) for commit in (*texts, "e" * 40, None)}
     shown = {}
     for commit in ("a" * 40, "e" * 40):
         example = Example()
@@ -34,7 +34,7 @@ def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypa
         example.cells[0]["git_commit"] = commit
         one = cell(page(example.write(tmp_path / commit)), "cutoff_gamma=0.1")
         shown[commit[0]] = text(one).partition("] ")[2]
-    unjudged.cache_clear()
+    why_unjudged.cache_clear()
     old = "is older than version 2 of the margins"
     assert said["a"] == "" and old in said["b"] and old in said["c"]
     assert "has other margins of version 2" in said["d"]

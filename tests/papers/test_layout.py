@@ -39,7 +39,7 @@ def test_every_printed_value_joins_one_cell_and_no_cell_of_a_table_is_without():
 def test_what_a_printed_number_may_differ_by_is_fixed_for_every_cell():
     for name in table_ids():
         for cell in load(name).cells:
-            for one in (cell.address, *cell.needed):
+            for one in (cell.address, *cell.needed_addresses):
                 assert not has_numbers(one.metric) or margin(one.dataset, one.metric).scale in (1, 100)
             assert (cell.address.metric == MEAN) == bool(cell.parts)
             assert (

@@ -23,8 +23,8 @@ from mmkv_bench.papers.margins import (
     lead,
     level,
     margin,
-    of_seeds,
     ratio_tolerance,
+    seed_half_width,
     tolerance,
 )
 from mmkv_bench.papers.non_score_metrics import has_numbers
@@ -63,12 +63,12 @@ def test_the_interval_lies_wholly_inside_wholly_outside_or_neither():
 
 def test_seeds_are_in_the_interval():
     """Student's t at 2 degrees of freedom, 4.303, for a difference of two means of three."""
-    assert of_seeds([70.0, 71.0, 72.0]) == pytest.approx(4.3027 * math.sqrt(2 / 3), rel=1e-4)
-    assert of_seeds([]) == of_seeds([70.0]) == of_seeds([70.0] * 3) == 0
-    assert of_seeds([5.0, 5.5], relative=True) == pytest.approx(12.706 * math.log(1.1) / math.sqrt(2), rel=1e-4)
-    assert level(82.3, 82.3, SHARE, of_seeds([82.2, 82.3, 82.4])).word == AGREES
-    assert level(82.3, 82.3, SHARE, of_seeds([81.0, 82.3, 83.6])).word == UNDECIDED
-    assert level(90.0, 82.3, SHARE, of_seeds([89.0, 90.0, 91.0])).word == DIFFERS
+    assert seed_half_width([70.0, 71.0, 72.0]) == pytest.approx(4.3027 * math.sqrt(2 / 3), rel=1e-4)
+    assert seed_half_width([]) == seed_half_width([70.0]) == seed_half_width([70.0] * 3) == 0
+    assert seed_half_width([5.0, 5.5], relative=True) == pytest.approx(12.706 * math.log(1.1) / math.sqrt(2), rel=1e-4)
+    assert level(82.3, 82.3, SHARE, seed_half_width([82.2, 82.3, 82.4])).word == AGREES
+    assert level(82.3, 82.3, SHARE, seed_half_width([81.0, 82.3, 83.6])).word == UNDECIDED
+    assert level(90.0, 82.3, SHARE, seed_half_width([89.0, 90.0, 91.0])).word == DIFFERS
 
 
 def test_perplexities_and_times_are_compared_as_ratios():

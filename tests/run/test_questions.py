@@ -22,7 +22,7 @@ from mmkv_bench.evaluation.question_groups import QuestionGroups, check_order
 from mmkv_bench.report.build import build_report
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.questions import _BY_TURN, KNOWN, LOSSES, _table, losses, paired_scores, question_tables
+from mmkv_bench.tables.questions import _BY_TURN, KNOWN, LOSSES, _table, losses, paired_scores, tables_with_scores
 from tests import cover
 from tests.run.setting import done, go, responses
 from tests.run.test_cut_prompt import MODEL
@@ -68,8 +68,8 @@ def test_a_run_of_documents_prints_their_losses_and_one_question_made_again_has_
     assert "--questions does not work with --pairs" in refused.getvalue()
     for store in ("large", "large_protocols"):  # other protocols, and one question a document
         with pytest.raises(StoreError, match="no scores of several questions per document"):
-            question_tables(Path(__file__).parents[2] / "results" / "tiny" / store)
-    (table,) = question_tables(tmp_path / "whole", metrics=["fidelity_kl"])
+            tables_with_scores(Path(__file__).parents[2] / "results" / "tiny" / store)
+    ((table, _),) = tables_with_scores(tmp_path / "whole", metrics=["fidelity_kl"])
     (line,) = (line for line in table.grids[0].rows if line[0] == "snapkv")
     assert [cell.text for cell in line[2:]] == [
         f"{kl[name].mean():.2f}" for name in ("each", "joint", "other", "paraphrase", "generic", "agnostic")
@@ -103,7 +103,7 @@ def test_a_conversation_has_a_row_for_each_turn_whichever_question_is_made_again
         assert [row[name] for name in SAME] == [rows[key][name] for name in SAME]
     wide = paired_scores(tmp_path / "whole")
     assert set(wide["place"]) == {1, 2, 3, 4} and (wide["turns"] == wide["each"])[wide["place"] == 1].all()
-    (table,) = question_tables(tmp_path / "whole")
+    ((table, _),) = tables_with_scores(tmp_path / "whole")
     build_report([tmp_path / "whole"], tmp_path / "report", 1)
     page = (tmp_path / "report" / "questions.html").read_text()
     assert table.title in page and all(f">{cell.text}</td>" in page for row in table.grids[0].cells for cell in row)

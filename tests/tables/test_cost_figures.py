@@ -11,8 +11,8 @@ import pytest
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.cost_figures import front_figure, fronts, length_figure
-from mmkv_bench.tables.cost_rows import KNOWN, divided
-from mmkv_bench.tables.costs import cost_tables, needed, set_limits
+from mmkv_bench.tables.cost_rows import KNOWN, split_costs
+from mmkv_bench.tables.costs import cost_tables, roofline_inputs, set_limits
 from mmkv_bench.tables.stored_rows import load
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
@@ -38,7 +38,7 @@ def scored(root: Path) -> Path:
 
 def test_a_line_per_method_runs_through_the_medians_at_every_length(tmp_path):
     costs = [KNOWN["tpot_s"]]
-    tables = cost_tables(timed(tmp_path, STEPS), (), beside=[*costs, *needed(costs)])
+    tables = cost_tables(timed(tmp_path, STEPS), (), beside=[*costs, *roofline_inputs(costs)])
     figure = length_figure(set_limits(tables, costs, lambda context: OneByte()), KNOWN["tpot_s"])
     (axes,) = (panel for panel in figure.axes if panel.get_visible())
     lines = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
@@ -73,7 +73,7 @@ def test_what_failed_has_no_point_and_is_named(tmp_path):
 @pytest.mark.slow
 def test_scores_and_costs_of_two_stores_are_joined_by_what_the_cells_are(tmp_path):
     score, speed = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS)
-    bytes_front, time_front = fronts(build(load(score)), divided(["bytes", "tpot_s"])[1], [score, speed], tokens=64)
+    bytes_front, time_front = fronts(build(load(score)), split_costs(["bytes", "tpot_s"])[1], [score, speed], tokens=64)
     points = {(point.method.label, point.budget): point for point in bytes_front.points}
     assert {key: (point.x, point.y) for key, point in points.items()} == {
         ("full", ""): (1000, 0.95),
@@ -93,7 +93,7 @@ def test_scores_and_costs_of_two_stores_are_joined_by_what_the_cells_are(tmp_pat
 
 def test_points_are_drawn_one_a_cell_with_the_front_through_the_best(tmp_path):
     score, speed = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS)
-    figure = front_figure(fronts(build(load(score)), divided(["bytes", "tpot_s"])[1], [score, speed], tokens=64))
+    figure = front_figure(fronts(build(load(score)), split_costs(["bytes", "tpot_s"])[1], [score, speed], tokens=64))
     left, right = figure.axes
     (front,) = (line for line in left.get_lines() if line.get_label() == "Pareto front")
     np.testing.assert_allclose(front.get_xydata(), [[100, 0.6], [200, 0.75], [220, 0.8], [1000, 0.95]])
@@ -129,7 +129,7 @@ def refusal_of(capsys, *words: object) -> str:
 def test_passes_of_several_batches_are_not_mixed(tmp_path):
     score, speed = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS)
     with pytest.raises(ConfigError, match="--batch 3: the passes have batch 2"):
-        fronts(build(load(score)), divided(["tpot_s"])[1], [speed], tokens=64, batch=3)
+        fronts(build(load(score)), split_costs(["tpot_s"])[1], [speed], tokens=64, batch=3)
 
 
 def test_panels_of_two_kinds_of_budgets_have_titles_and_lines_of_their_own(tmp_path):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.cost_rows import KNOWN, divided
+from mmkv_bench.tables.cost_rows import KNOWN, split_costs
 from mmkv_bench.tables.cost_text import tables_of_costs
-from mmkv_bench.tables.costs import cost_tables, needed, set_limits
+from mmkv_bench.tables.costs import cost_tables, roofline_inputs, set_limits
 from mmkv_bench.tables.formats import write
 from mmkv_bench.tables.text import number, unit_of
 from tests.cli.setting import verb
@@ -46,7 +46,7 @@ def measured(root: Path, **changed) -> Path:
 
 
 def table_of(root: Path, *names: str, **given):
-    (table,) = cost_tables(root, divided(names)[1], **given)
+    (table,) = cost_tables(root, split_costs(names)[1], **given)
     return table
 
 
@@ -172,7 +172,7 @@ STEPS = {
 
 
 def test_passes_have_a_table_per_shape_with_ratios_of_the_same_repeat(tmp_path):
-    costs = divided(["tpot_s", "ttft", "peak", "peak_decode", "bytes", "compress_s", "tokens_s"])[1]
+    costs = split_costs(["tpot_s", "ttft", "peak", "peak_decode", "bytes", "compress_s", "tokens_s"])[1]
     short, long = cost_tables(timed(tmp_path, STEPS), costs)
     assert [table.shape["prompt_tokens"] for table in (short, long)] == [32, 64]
     entry = long.entries["snapkv", "0.1"]["tpot_s"]
@@ -200,7 +200,7 @@ def test_sizes_that_a_search_only_tried_are_in_no_table_and_two_ways_of_a_batch_
     store.write_timings([tried[0] | failed])
     for repeat in {row["repeat"] for row in rows}:
         store.write_timings(row | {"batch_prefill": "together"} for row in rows if row["repeat"] == repeat)
-    tables = cost_tables(tmp_path, divided(["tpot_s"])[1])
+    tables = cost_tables(tmp_path, split_costs(["tpot_s"])[1])
     assert [(table.shape["batch"], table.shape["batch_prefill"]) for table in tables] == [
         (2, "one_by_one"),
         (2, "together"),
@@ -243,8 +243,8 @@ class OneByte:
 
 
 def test_the_least_time_of_a_step_stands_beside_its_time_and_what_it_is_made_of_does_not(tmp_path):
-    costs = divided(["peak", "tpot_s"])[1]
-    tables = cost_tables(timed(tmp_path, STEPS, ("snapkv", 64)), costs, beside=needed(costs))
+    costs = split_costs(["peak", "tpot_s"])[1]
+    tables = cost_tables(timed(tmp_path, STEPS, ("snapkv", 64)), costs, beside=roofline_inputs(costs))
     tables = set_limits(tables, costs, lambda context: OneByte() if context["device"] == "cpu" else None)
     long = tables_of_costs(tables)[1]
     (grid,) = long.grids
@@ -264,7 +264,7 @@ def test_the_least_time_of_a_step_stands_beside_its_time_and_what_it_is_made_of_
 
 
 def test_times_of_two_kinds_of_cpu_stand_in_no_table_together(tmp_path):
-    costs = divided(["tpot_s"])[1]
+    costs = split_costs(["tpot_s"])[1]
     apart = timed(tmp_path / "apart", STEPS, cpus={"full": "AMD", "snapkv": "Intel"})
     tables = cost_tables(apart, costs)
     assert [table.context["processor"] for table in tables] == ["AMD", "AMD", "Intel", "Intel"]
@@ -283,8 +283,8 @@ def test_without_a_measured_device_a_table_of_step_times_says_that_no_limit_is_t
 
 def test_passes_that_know_only_what_limits_are_made_of_have_no_table(tmp_path, capsys):
     root = timed(measured(tmp_path), {("keydiff", 64): []})  # a pass that counts memory and none that is timed
-    costs = divided(["tpot_s"])[1]
-    tables = cost_tables(root, costs, beside=needed(costs))
+    costs = split_costs(["tpot_s"])[1]
+    tables = cost_tables(root, costs, beside=roofline_inputs(costs))
     assert [table.per_pass for table in tables] == [False, True]
     assert set_limits(tables, costs, lambda context: OneByte()) == tables[:1]
     assert "made_up_text" not in printed(capsys, root, "--metric", "tpot_s")
@@ -308,7 +308,7 @@ def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):
 
 def test_every_column_of_numbers_has_a_name():
     assert {"prompt_tokens", "bytes_padding", "entries_resident", "peak_prefill", "second_token_s", "load"} <= {*KNOWN}
-    assert divided(["x", "peak", "prefill", "prefill_s"])[0] == ["x"]
+    assert split_costs(["x", "peak", "prefill", "prefill_s"])[0] == ["x"]
 
 
 def test_numbers_are_readable():

@@ -9,7 +9,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import wilson
-from mmkv_bench.tables.questions import KNOWN, _places, aside, by_place, question_figure
+from mmkv_bench.tables.questions import KNOWN, _places, by_place, question_figure, x_shift
 
 DOCUMENTS = 12
 LINE = {"model": "m", "dataset": "d", "metric": "exact_match", "reading": "", "seed": ""}
@@ -71,7 +71,7 @@ def test_a_panel_has_a_line_per_mode_and_the_full_cache() -> None:
     modes = ["each", "first", "agnostic"]
     assert [*drawn] == modes
     assert drawn["first"].get_ydata().tolist() == [1.0, 0.5, 0.5, 0.5]
-    assert drawn["first"].get_xdata() == pytest.approx([place + aside("first", modes) for place in (1, 2, 3, 4)])
+    assert drawn["first"].get_xdata() == pytest.approx([place + x_shift("first", modes) for place in (1, 2, 3, 4)])
     assert next(line for line in axes.lines if line.get_label() == "full").get_linestyle() == "--"
     assert len(question_figure(points, ["snapkv"], ["64"]).axes) == 1
     for methods, budgets, words in (

@@ -10,7 +10,7 @@ import pytest
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.latex import escape
 from mmkv_bench.tables.score_table import ScoreTable
-from mmkv_bench.tables.text import score, signed
+from mmkv_bench.tables.text import score, signed_score
 from tests.each import each
 from tests.tables.examples import HEADS, PROMPT, Example, csv_cells, csv_pairs, latex, markdown, zeros_and_ones
 
@@ -311,7 +311,7 @@ def test_a_note_over_many_cells_gives_their_range() -> None:
 
 def test_numbers_have_two_decimals_and_no_minus_zero() -> None:
     assert [score(x) for x in (None, -0.001, 0.005, 1612.345)] == ["-", "0.00", "0.01", "1612.35"]
-    assert [signed(x) for x in (-0.001, 0.004, 0.1, -0.1)] == ["0.00", "0.00", "+0.10", "-0.10"]
+    assert [signed_score(x) for x in (-0.001, 0.004, 0.1, -0.1)] == ["0.00", "0.00", "+0.10", "-0.10"]
 
 
 def stored(entries: int, share: float = 1.0, *, host: float = 0.0, reachable: int | None = None) -> dict:

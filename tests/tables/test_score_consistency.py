@@ -11,7 +11,7 @@ from mmkv_bench.statistics.metric_kinds import PERPLEXITY
 from mmkv_bench.store.parts import parquet_bytes
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.score_consistency import agreeing
+from mmkv_bench.tables.score_consistency import drop_stale_scores
 from mmkv_bench.tables.stored_rows import load
 from tests.tables.examples import Example, _counted, markdown
 
@@ -95,7 +95,7 @@ def test_cells_whose_scores_are_fewer_or_have_no_metrics_are_left_out_and_named(
 def test_scores_of_some_metrics_are_compared_with_these_alone(tmp_path):
     store = Store(made(tmp_path))
     some = store.samples(coded=True, metrics=["ppl"])
-    assert agreeing(store, some, store.metrics()).num_rows == 9
+    assert drop_stale_scores(store, some, store.metrics()).num_rows == 9
 
 
 def test_a_file_with_another_cell_s_name_is_refused(tmp_path):

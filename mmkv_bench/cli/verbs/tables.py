@@ -25,31 +25,35 @@ STAND_INS = "standins"
 
 
 def tables(given: argparse.Namespace) -> int:
-    """Print tables of scores, then tables of costs. Return 0."""
-    from mmkv_bench.tables.cost_rows import divided
+    """Carry out `mmkv-bench tables`: print tables of scores, then tables of costs. Return 0."""
+    from mmkv_bench.tables.cost_rows import split_costs
     from mmkv_bench.tables.formats import write
-    from mmkv_bench.tables.table import captioned, renamed
+    from mmkv_bench.tables.table import rename_lines, replace_caption
 
-    score_metrics, costs = divided(given.metric or ())
+    score_metrics, costs = split_costs(given.metric or ())
     _refuse_conflicts(given, score_metrics, costs)
     if given.questions:
-        from mmkv_bench.tables.questions import question_tables
+        from mmkv_bench.tables.questions import tables_with_scores
 
-        tables_to_print = question_tables(rows_folder(given.rows), given.dataset, given.metric)
+        question_tables = tables_with_scores(rows_folder(given.rows), given.dataset, given.metric)
+        tables_to_print = [table for table, _ in question_tables]
         sys.stdout.write(write(tables_to_print, given.format, notes=given.notes))
         return 0
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
     tables_to_print = _score_tables(given, score_metrics, filters) if score_metrics or not costs else []
     tables_to_print += _cost_tables(given, costs, filters) if costs else []
     if given.format != "csv":
-        tables_to_print = captioned(renamed(tables_to_print, given.name or ()), given.caption)
+        tables_to_print = replace_caption(rename_lines(tables_to_print, given.name or ()), given.caption)
     sys.stdout.write(write(tables_to_print, given.format, title=f"Tables of {given.rows}", notes=given.notes))
     return 0
 
 
 def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
-    """Raise ConfigError for options without effect, and for combinations that no format supports."""
-    from mmkv_bench.tables.score_text import GROUP, among
+    """Raise ConfigError for options without effect on the output, and for combinations that no format supports.
+
+    names: the requested metrics.
+    """
+    from mmkv_bench.tables.score_text import GROUP, fidelity_metrics
 
     score_options = [name for name in _OF_SCORES if getattr(given, name)]
     if costs and score_options:
@@ -76,7 +80,7 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
     if given.join and (given.pairs or given.against):
         raise ConfigError("--join prints only scores; leave out --pairs and --against, or --join")
     if _fidelity_alone(given, names) and score_options:
-        single_table_formats = ", ".join(sorted(among([GROUP])))
+        single_table_formats = ", ".join(sorted(fidelity_metrics([GROUP])))
         raise ConfigError(
             f"--{score_options[0]} does not work with --metric fidelity (one table of all metrics of "
             f"fidelity); name the metrics: --metric with one or more of {single_table_formats}"
@@ -91,20 +95,20 @@ def _fidelity_alone(given: argparse.Namespace, names: Sequence[str]) -> bool:
 def _score_tables(given: argparse.Namespace, metrics: Sequence[str], filters: dict[str, Any]) -> list[Table]:
     from mmkv_bench.tables import score_text
     from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.compare import narrowed
+    from mmkv_bench.tables.compare import select_lines
     from mmkv_bench.tables.cost_rows import refuse_unknown
     from mmkv_bench.tables.dataset_groups import group_tables, tables_of_groups, tables_of_ranks
     from mmkv_bench.tables.score_text import joined_tables, tables_of_scores
     from mmkv_bench.tables.stored_rows import load
 
-    rows = load(given.rows, fidelity=score_text.among(metrics))
+    rows = load(given.rows, fidelity=score_text.fidelity_metrics(metrics))
     if _fidelity_alone(given, metrics):
         return score_text.fidelity_tables(rows, **filters)
     metric_names = score_text.names(metrics or None, rows)
     refuse_unknown(metric_names or (), rows.names)
     score_tables = build(rows, **filters, metrics=metric_names)
     if given.methods or given.against or given.budgets:
-        score_tables = narrowed(score_tables, given.methods, given.budgets, given.against)
+        score_tables = select_lines(score_tables, given.methods, given.budgets, given.against)
     intervals = not given.no_interval
     if given.ranks:
         return tables_of_ranks(score_tables)
@@ -122,9 +126,9 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost], filters: dict
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_text import tables_of_costs
-    from mmkv_bench.tables.costs import cost_tables, needed, set_limits
+    from mmkv_bench.tables.costs import cost_tables, roofline_inputs, set_limits
 
-    cost_tables_of_rows = cost_tables(given.rows, costs, beside=needed(costs), **filters)
+    cost_tables_of_rows = cost_tables(given.rows, costs, beside=roofline_inputs(costs), **filters)
     cost_tables_of_rows = set_limits(cost_tables_of_rows, costs, roofline_by_context(Store(given.rows)))
     return tables_of_costs(cost_tables_of_rows, intervals=not given.no_interval)
 
