@@ -148,7 +148,9 @@ class Seen:
 
     def __call__(self, **inputs):
         layers = inputs["past_key_values"].layers
-        tensors = [one for layer in layers for one in (*layer.buffers()[:2], layer._length, layer._tokens_seen, layer._first)]
+        tensors = [
+            one for layer in layers for one in (*layer.buffers()[:2], layer._length, layer._tokens_seen, layer._first)
+        ]
         seen = tuple(one.data_ptr() for one in tensors if one is not None)
         self.addresses += [seen] if seen not in self.addresses[-1:] else []
         return self.model(**inputs)
