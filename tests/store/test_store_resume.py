@@ -49,10 +49,10 @@ def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path)
     store = Store(tmp_path)
     store.prepare()
     (tmp_path / "responses" / "a.parquet").write_bytes(parquet_bytes(to_table("responses", [row])))
-    assert store.done(["c0"], retry=["oom"]) == {"c0": set()}
+    assert store.responses(columns=["status"]).to_pylist() == [{"status": "oom"}]
     with store.writer("b") as writer:
         writer.commit([response(0)])
-    assert store.done(["c0"]) == {"c0": {"s0000"}}
+    assert store.responses(columns=["status"]).to_pylist() == [{"status": "ok"}]
 
 
 def test_a_crash_between_publishing_and_removing_the_journal_duplicates_nothing(tmp_path):
