@@ -231,9 +231,9 @@ class Engine:
     ) -> tuple[int, ...]:
         """Return the numbers of the waiting questions that are answered in a batch with the current question.
 
-        The questions, with `cells` rows each, fill at most one batch beside the current one. The result is empty if each question
-        has its own compression or reference answer. It is empty too if layers keep a window or a recurrent state, because all rows
-        of such layers must have been fed equally many tokens.
+        All these questions, with `cells` rows each, fill one batch. The result is empty if each question has its own compression
+        or reference answer. It is also empty if layers keep a window or a recurrent state, because all rows of such layers must
+        have been fed equally many tokens.
         """
         answers_separately = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
         return () if answers_separately else document.waiting[: -(-self.fork_batch // cells) - 1]

@@ -318,8 +318,8 @@ def _prefill_result(
 def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache, candidates: int) -> Any:
     """Prefill a prompt and return the model's output for the prompt's last token.
 
-    A recurrent state cannot drop tokens. If layers have states, and the tokens after the first `candidates` will be fed again, the
-    first `candidates` tokens are fed separately, and the states after them are restored at the end.
+    A recurrent state cannot drop tokens. If layers have states and the tokens after the first `candidates` will be fed again,
+    the first `candidates` tokens are fed separately, and the states after them are restored at the end.
 
     Args:
         inputs: arguments of the model's forward.
