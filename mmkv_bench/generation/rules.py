@@ -1,7 +1,7 @@
 """Greedy decoding with the settings of a model folder and a task, as in transformers' `generate()`.
 
-Every field of transformers' `GenerationConfig` is reproduced (with transformers' processors and stopping criteria), irrelevant, or
-refused. Any value of a field in none of the three tables is refused.
+Every field of transformers' `GenerationConfig` is reproduced (with transformers' processors and stopping criteria),
+irrelevant, or refused. Any value of a field in none of the three tables is refused.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from mmkv_bench.protocols import Lengths, protocol
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
 STACKED = ("pixel_values", "pixel_attention_mask")
-"""Names of model inputs: pixels and grids of a video or of pictures; for `STACKED`, pixels `[1, frames, ...]` of frames of one size
-and the frames' mask."""
+"""Names of model inputs: pixels and grids of a video or of pictures; for `STACKED`, pixels of frames of one size,
+`[1, frames, ...]`, and their mask."""
 _ROUNDING = 1e-9
 
 
