@@ -1,9 +1,8 @@
-"""Build a batch of prefilled and compressed prompts, one prompt after the other or all in one forward pass.
+"""Build a batch of prefilled and compressed prompts.
 
-One after the other, as a server admits requests: at most one full cache is in memory, together with the compressed ones,
-which are then joined.
-All together: activations and the full entries of a layer are in memory for all prompts at once. If a method compares layers,
-these are the full entries of all layers.
+- One prompt after the other: memory holds one full cache and the compressed caches, which are joined afterwards.
+- All prompts in one forward pass: memory holds the activations and full entries of one layer for all prompts. If a method
+  compares layers, it holds the full entries of all layers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
 
 
 class PassDevice(Protocol):
-    """The device on which a batch is computed: where tensors go, and marks in its stream of work."""
+    """The device on which a batch is computed: place of the tensors, and time marks."""
 
     @property
     def place(self) -> torch.device: ...
@@ -42,12 +41,12 @@ class PassDevice(Protocol):
 
 @dataclass(frozen=True)
 class PrefillTimer:
-    """Marks of one prefill in the device's stream.
+    """Time marks of one prefill.
 
     Attributes:
         start: before the forward pass.
         prefilled: after the text model and all compression.
-        end: after the first tokens are on the host, if they come from the prefill.
+        end: after the first answer tokens are on the host, if they come from the prefill.
     """
 
     start: Mark
@@ -62,10 +61,10 @@ class FilledBatch:
     Attributes:
         caches: one per sequence, or one for all.
         last: position ids of the prompts' last tokens, `[..., B, 1]`.
-        first: int64 `[B, 1]`, the first tokens; None if they are decoded from the reduced cache (`strict`).
+        first: int64 `[B, 1]`, the first answer tokens; None if these are decoded from the reduced cache (`strict`).
         useful: bytes of keys and values, without padding, that the first decode step reads.
         fallback: the method's fallbacks.
-        broken: bool scalars on the device, one per chosen token: True if the logits contained NaN.
+        broken: one bool scalar on the device per call of `likeliest`: whether the logits contained NaN.
     """
 
     caches: list[CompressedCache] = field(default_factory=list)
@@ -76,14 +75,14 @@ class FilledBatch:
     fallback: list[str] = field(default_factory=list)
     broken: list[Tensor] = field(default_factory=list)
 
-    def add(self, cache: CompressedCache, made: PrefillListener) -> None:
-        """Add a cache of one prompt (or of all prompts) that the listener `made` has just compressed."""
+    def add(self, cache: CompressedCache, listener: PrefillListener) -> None:
+        """Add a cache of one prompt (or of all prompts) that `listener` has just compressed."""
         self.caches.append(cache)
-        self.useful += sum(row.useful for layer in made.accounts.values() for row in layer)
-        self.fallback += [name for names in (*made.fallbacks, *made.observed) for name in names]
+        self.useful += sum(row.useful for layer in listener.accounts.values() for row in layer)
+        self.fallback += [name for names in (*listener.fallbacks, *listener.observed) for name in names]
 
     def joined(self, reserve: int, phases: Phases) -> CompressedCache:
-        """Return one cache with all sequences. Joining is measured as the phase `join`. reserve: slots for tokens to append."""
+        """Return one cache with all sequences. Joining is the phase `join`. reserve: spare slots of a joined cache."""
         if len(self.caches) == 1:
             return self.caches[0]
         with phases("join"):
@@ -92,23 +91,20 @@ class FilledBatch:
 
 @dataclass(frozen=True)
 class PromptPlaceholders:
-    """Stand-ins for prompts in a pass that only counts memory.
+    """Settings of a pass that only counts memory and replaces most prompts by copies.
 
-    Only `distinct` prompts (at least two) and the last one are prefilled. The other prompts are represented by copies of their
-    caches in separate storages. Such a pass uses as many bytes as the real one, except padding if heads keep different lengths.
+    Only the first `distinct` prompts (at least two) and the last prompt are prefilled. The caches of other prompts are copies of
+    the prefilled caches. The pass uses as many bytes as a real pass, except for padding if head lengths differ.
 
     Attributes:
-        alike: function of two tensors (one, other). It makes the memory counter count `other` if `one` is counted.
+        alike: function of two tensors that makes the memory counter count the second tensor if the first is counted.
     """
 
     distinct: int
     alike: Callable[[Tensor, Tensor], None] = lambda one, other: None
 
     def lay(self, prompt: EncodedPrompt, same: EncodedPrompt) -> None:
-        """Make the memory counter count each tensor of `prompt` if the same tensor of `same` is counted.
-
-        same: a prompt of equal shape.
-        """
+        """Make the memory counter count the tensors of `prompt` if those of `same`, a prompt of equal shape, are counted."""
         for name, tensor in {**same.inputs, "types": same.types}.items():
             self.alike(tensor, {**prompt.inputs, "types": prompt.types}[name])
 
@@ -125,15 +121,15 @@ def fill(
     candidates: int,
     copies: PromptPlaceholders | None = None,
 ) -> FilledBatch:
-    """Prefill and compress prompts of one length, each as if it were alone.
+    """Prefill and compress prompts of one length. The result of a prompt does not depend on the other prompts.
 
     Args:
-        session: made by `attach`, with slots for the answer if nothing is joined.
-        prompts: each is moved to the device for its prefill only.
-        together: prefill all prompts in one forward pass.
-        candidates: number of tokens of a prompt that are not fed again (`Lengths`).
-        first: choose the first tokens from the prefill's logits and copy them to the host.
-        copies: stand-ins for prompts that are not prefilled.
+        session: a session of `attach`, with spare slots for the answer if no caches are joined.
+        prompts: each prompt is on the device during its prefill only.
+        together: whether to prefill all prompts in one forward pass.
+        first: whether to choose the first answer tokens from the prefill's logits.
+        candidates: number of prompt tokens that are not fed again (`Lengths`).
+        copies: copies in place of prefilled prompts, to count memory; None: prefill all prompts.
 
     Raises:
         UnsupportedError: `together` with prompts of different shapes.
@@ -155,7 +151,7 @@ def fill(
                 tokens += tokens[same : same + 1]
                 filled.add(copy.deepcopy(filled.caches[same]), listener)
                 continue
-            inputs, types = _beside([prompt.to(device.place) for prompt in group])
+            inputs, types = _stack_prompts([prompt.to(device.place) for prompt in group])
             session.expect(listener, types, [prompt.identity for prompt in group])
             start = device.mark()
             with phases("prefill"), vision_clock(session.model, phases):
@@ -176,9 +172,9 @@ def fill(
 
 
 def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
-    """Return the likeliest next tokens, int64 `[B, 1]`, after waiting for them.
+    """Return the likeliest next tokens, int64 `[B, 1]`, after the device has computed them.
 
-    output: the model's output. broken: gets a bool scalar appended, True if the logits contain NaN.
+    output: the model's output. broken: gets a bool scalar on the device, True if the logits contain NaN.
     """
     broken.append(output.logits.isnan().any())
     tokens: Tensor = output.logits[:, -1].argmax(-1)[:, None]
@@ -186,8 +182,8 @@ def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
     return tokens
 
 
-def _beside(prompts: Sequence[EncodedPrompt]) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the model's inputs and the token types of several prompts of one shape, one row for each prompt."""
+def _stack_prompts(prompts: Sequence[EncodedPrompt]) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the model's inputs and the token types of prompts of one shape, one row per prompt."""
     if len(prompts) == 1:
         return prompts[0].inputs, prompts[0].types
     try:

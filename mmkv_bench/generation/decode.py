@@ -1,7 +1,7 @@
-"""Decode several answers at once, each as stock `generate()` would decode it alone.
+"""Greedy decoding of several answers in one batch, each as transformers' `generate()` would decode the answer alone.
 
-A fork is what one cell continues with after a prefill that several cells share. The forks of one or several prompts are rows
-of one batch. Decoding is greedy. Only the reference answers of `full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
+Each row of the batch has the reduced cache (fork) of one (method, budget) setting and prompt. Only the reference answers of
+`full` for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ from mmkv_bench.generation.rules import DecodeRules
 
 @dataclass
 class Decoded:
-    """The answer of one fork.
-
-    entries: number of entries in its layers when the answer ended; None if not counted.
-    """
+    """The answer of one row. entries: cache entries of all layers when the answer ended; None if not counted."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -57,7 +54,7 @@ class _Chooser:
     def choose(self, logits: Tensor) -> Tensor:
         """Return the next tokens, int64 `[R, 1]`, from logits float32 `[R, V]`.
 
-        Each token is appended to its row, unless the row has ended. NaN logits end a row with an error.
+        Each token is appended to the answer of its row, unless this answer has ended. NaN logits end an answer with an error.
         """
         broken = logits.isnan().any(-1).tolist()
         if self.ids is not None:
@@ -91,11 +88,10 @@ def greedy(logits: Tensor) -> Tensor:
 
 @dataclass
 class Lead:
-    """Rows of one question, ready for decoding: the prompt's tokens are in the cache, and the first new token is chosen.
+    """Rows of one question whose prompt is in the cache and whose first answer token is chosen.
 
     Attributes:
-        cache: the stored entries, one row per fork.
-        token: int64 `[R, 1]`, the first new token of each row.
+        token: int64 `[R, 1]`, the first answer token of each row.
         positions: position ids of `token`, `[..., R, 1]`.
     """
 
@@ -119,8 +115,7 @@ def decode(
     """Decode `rows` answers to one question from the reduced entries in `cache`, one row per fork.
 
     Args:
-        group: the prefill that the rows share, see `lead`.
-        protocol: name of the rows' protocol.
+        group: the prefill that the rows share.
         deadline, acting, step: see `follow`.
         pick: function of processed logits `[R, V]` that returns the next tokens, int64 `[R]`; greedy unless answers are sampled.
 
@@ -142,12 +137,9 @@ def lead(
     pick: Callable[[Tensor], Tensor] = greedy,
     step: Callable[..., Any] | None = None,
 ) -> Lead:
-    """Feed the prompt tokens that `rows` forks of one question see before the answer, and choose the first answer token.
+    """Feed the prompt tokens that follow the reduced entries in `cache`, if any, and choose the first answer tokens.
 
-    Args:
-        group: the shared prefill. It has the positions, the prompt that processors and stop strings read, and the prompt tokens
-            to feed again. If there are none, it has the first token's logits.
-        deadline, pick, step: see `decode`.
+    group: the prefill that the `rows` rows share. deadline, pick, step: see `decode`.
     """
     chooser = _Chooser(group.rules, group.prompt.input_ids, rows, pick)
     fed, offset = group.lead(protocol)
@@ -167,15 +159,13 @@ def follow(
     acting: bool = False,
     step: Callable[..., Any] | None = None,
 ) -> list[Decoded]:
-    """Decode the rows of one or several questions to the end of their answers, as one batch.
+    """Decode the answers of one or several questions as one batch.
 
     Args:
-        leads: the rows of each question. The caches of several questions are joined, which empties them.
+        leads: the rows of each question. Caches of several questions are joined, which empties the separate caches.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        acting: whether the rows have decode policies, which change the cache while decoding. All rows then belong to one
-            question, and the entries of each row are counted when its answer ends.
-        step: function that feeds one token per row in place of the model (`CompiledStep`). Its storage has room for the whole
-            answer. Not for rows with decode policies.
+        acting: whether decode policies change the cache. All rows then belong to one question, and `Decoded.entries` is counted.
+        step: function that feeds one token per row in place of the model (`CompiledStep`); not for rows with decode policies.
 
     Returns:
         One `Decoded` per row, in the order of `leads`.
@@ -186,9 +176,9 @@ def follow(
         cache = join([one.cache for one in leads], leads[0].chooser.rules.max_new_tokens, stepwise=True)
         cache = cache if step is None else fixed_view(cache, pool_of(model))
     token, positions = torch.cat([one.token for one in leads]), torch.cat([one.positions for one in leads], -2)
-    # Ended rows leave the batch: with policies, which take time, at once; otherwise when they are half of the rows, which is
-    # worth copying the others. In low precision all shapes stay constant, because a change of shape alone can flip a token.
-    # They also stay constant for a compiled step.
+    # Ended rows leave the batch: at once with decode policies, which are slow; else when half of the rows have ended, which
+    # is worth copying the others. Shapes stay constant for a compiled step, and in low precision, where a change of shape
+    # alone can change a token.
     alive, shrinks = list(range(len(rows))), model.dtype == torch.float32 and step is None
     while True:
         if acting:
@@ -210,7 +200,7 @@ def follow(
 def _logits(
     forward: Callable[..., Any], cache: CompressedCache, fed: Tensor, positions: Tensor, deadline: float | None
 ) -> Tensor:
-    """Feed tokens int64 `[R, n]` and return the logits of the last of them, float32 `[R, V]`."""
+    """Feed tokens int64 `[R, n]` and return the logits of the last token, float32 `[R, V]`."""
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout("decoding ran past timeout_s")
     output = forward(  # a compiled step would be traced again for other strides
@@ -225,9 +215,9 @@ def _logits(
 
 
 def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:
-    """Remove ended rows from the cache if there are at least `least` of them; return the numbers of the remaining rows.
+    """Remove ended rows from the cache if at least `least` rows have ended; return the numbers of the rows in the cache.
 
-    alive: numbers of the rows in the cache.
+    alive: numbers of the rows that are in the cache before the call.
     """
     running_places = [place for place, row in enumerate(alive) if not rows[row].done]
     if len(alive) - len(running_places) < least:
@@ -237,10 +227,9 @@ def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least:
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
-    """Record for each row that has just ended how many entries its layers have.
+    """Count the entries of each row that has just ended. alive: numbers of the rows in the cache.
 
-    Later the number would be wrong, because decode policies also evict from ended rows that are still in the batch.
-    alive: numbers of the rows in the cache.
+    A later count would be wrong, because decode policies also evict from ended rows that are still in the batch.
     """
     ended_rows = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended_rows:
@@ -254,7 +243,7 @@ RECOMPILES = 64  # programs of one model: by rows (one or several), ragged or no
 
 
 def config_of(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> CompileConfig:
-    """Return the configuration with which stock `generate()` compiles its decode step as `CompiledStep` does."""
+    """Return the configuration with which transformers' `generate()` compiles as `CompiledStep` does."""
     config = CompileConfig(fullgraph=True, backend=backend, mode=_mode(device, backend))
     config._compile_all_devices = True
     return config
@@ -265,13 +254,13 @@ def _mode(device: torch.device, backend: str | Callable[..., Any]) -> str | None
 
 
 class CompiledStep:
-    """The forward pass of one token per row, compiled at its first call; called like the model (`decode=compiled`).
+    """Compiled forward pass of one token per row, called like the model (`decode=compiled`). On CUDA it is a CUDA graph.
 
-    On CUDA the pass is replayed as a CUDA graph. One row and several rows have separate programs, and so do ragged and equal
-    heads. Capacities and numbers of rows are symbolic, so the next prompt reuses the program.
+    One row and several rows have separate programs, and so have equal and unequal head lengths. Capacities and numbers of rows
+    are symbolic, so further prompts reuse the programs.
 
     Args:
-        model: has a session attached, with a cache of fixed capacity (`compression/fixed_layer.py`).
+        model: a model with a session attached. Its calls get caches of fixed capacity (`compression/fixed_layer.py`).
         backend: argument of `torch.compile`.
     """
 
@@ -291,14 +280,13 @@ class CompiledStep:
 
 TEMPERATURE = 0.2
 SEEDS = (0, 1)
-"""Seeds of the two samples in the row of `full`, the reference first; part of the meaning of `reference_samples`."""
+"""Seeds of the two sampled answers in `reference_samples`; the first answer is the reference."""
 
 
 class Sampler:
     """Samples tokens from softmax(logits / T), by inversion of the distribution function in float64 on the host.
 
-    The stream of uniform numbers depends only on the seed and the sample's identity, not on the batch, the order of
-    samples, other cells or the device. Neither top-k nor top-p is applied.
+    The uniform random numbers depend only on the arguments `seed` and `identity`. Neither top-k nor top-p is applied.
 
     Args:
         seed: one of `SEEDS`.

@@ -27,16 +27,17 @@ class EncodedPrompt:
     """A prompt as the tensors that a model reads, with what is known about its tokens.
 
     Attributes:
-        identity: dataset and sample id; seeds every random stream of the sample.
+        identity: dataset and sample id; seeds every random draw for the sample.
         inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
         types: int `[1, T]`, 0 text, 1 image, 2 video.
-        question_text_before_cut: tokens of the message's text before its last image or video.
-        controls: control tokens written in the messages' text, which the tokenizer reads as control tokens.
-        rendered: text of the chat template; None for a prompt made from tokens.
-        context_tokens: tokens before the cut of a text prompt; None: it is cut after its visual tokens.
-        template_tokens: number of last tokens that the chat template puts after the last message's text; 0 if unknown.
-        words: token ids to feed before and after a context that is fed again; `NO_WORDS` if none is.
-        document: prompts of all questions about the prompt's document; None if all protocols score by the prompt's own question.
+        encode_s: seconds that encoding took.
+        question_text_before_cut: number of tokens of message text before the last image or video.
+        controls: control tokens that the messages contain as text.
+        rendered: the prompt as text, written by the chat template; None for a prompt made from tokens.
+        context_tokens: number of context tokens of a text prompt; None: the context ends after the visual tokens.
+        template_tokens: number of tokens that the chat template puts after the last message's text; 0 if unknown.
+        words: token ids to feed before and after the context when a scorer feeds the context again; else `NO_WORDS`.
+        document: prompts of all questions about the same document; None if every protocol scores by the prompt's question only.
     """
 
     identity: str
@@ -64,7 +65,6 @@ class EncodedPrompt:
         return int((self.types > 0).sum())
 
     def to(self, device: torch.device) -> EncodedPrompt:
-        """Return the prompt in a device's memory."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, types=self.types.to(device))
 
@@ -79,18 +79,18 @@ class EncodedPrompt:
 
 @dataclass(frozen=True)
 class DocumentPrompts:
-    """Prompts of all questions about one document; their context tensors are equal.
+    """Prompts of all questions about one document. All begin with the same context.
 
     Attributes:
         identity: dataset and document; seeds the random streams of a compression that belongs to no question.
-        number: number of the prompt's own question, from 0.
+        number: number of the current question, from 0.
         questions: one prompt per question.
         first: number of the question for which `query_first` compresses.
-        generic: the document with a fixed instruction in place of a question; None if there is none or no protocol needs it.
-        paraphrases: each question in other words; empty if there are none or no protocol needs them.
-        turns: tokens of a conversation, int64 `[1, n]` for each question of `order` but the first: those between the previous
-            answer and the answer to this question. Empty unless the questions are turns of a conversation.
-        waiting: numbers of the next questions with the same cells and measures, which may be answered together with this one.
+        generic: prompt with a fixed instruction in place of a question; None if no protocol needs this prompt.
+        paraphrases: prompt of each question in other words; empty if no protocol needs them.
+        turns: for each question of `order` but the first, the tokens between the previous answer and its own answer, int64
+            `[1, n]`. Empty unless the questions are turns of a conversation.
+        waiting: numbers of the next questions that may be answered in one batch with the current question.
     """
 
     identity: str
@@ -104,7 +104,7 @@ class DocumentPrompts:
 
     @property
     def order(self) -> list[int]:
-        """Numbers of the questions in the order of a conversation's turns."""
+        """Question numbers in the order of a conversation's turns."""
         return [(self.first + place) % len(self.questions) for place in range(len(self.questions))]
 
     @property
@@ -113,7 +113,7 @@ class DocumentPrompts:
         return max(prompt.length for prompt in self.questions)
 
     def scoring(self, rule: Protocol, context: int) -> tuple[EncodedPrompt, ...]:
-        """Return the prompts from which entries are scored, for a protocol that keeps a part of the first `context` tokens."""
+        """Return the prompts that are prefilled to score the document's first `context` tokens under a protocol."""
         match rule.knows:
             case "first":
                 return (self.questions[self.first],)
@@ -126,10 +126,7 @@ class DocumentPrompts:
         return (replace(self.questions[0].context(context), identity=self.identity),)
 
     def known(self, rule: Protocol) -> str:
-        """Return which questions the compression knows under a protocol, as in the rows' column `question_known`.
-
-        It is the numbers of the known questions, or `none`, `generic` or `paraphrase`.
-        """
+        """Return the column `question_known` of a protocol: question numbers such as `0,1`, or the name `rule.knows`."""
         match rule.knows:
             case "first":
                 return str(self.first)
@@ -140,8 +137,6 @@ class DocumentPrompts:
 
 def from_tensors(identity: str, inputs: dict[str, Tensor], family: ModelFacts, encode_s: float = 0.0) -> EncodedPrompt:
     """Return a processor's output for one sample as an `EncodedPrompt`.
-
-    encode_s: seconds that encoding took.
 
     Raises:
         UnsupportedError: more than one row, or padding.
@@ -178,18 +173,17 @@ def encode(
         messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images` and `videos`.
         videos: see `video_inputs.frames_of`; frames are sampled here, and the processor uses all of them.
         max_prompt_tokens: longest prompt that is allowed.
-        frames: most frames of a video, None = 32.
-        video_max_pixels: most pixels of one frame, for processors whose own limit is for the whole video.
-        share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
-        context: for protocols that split a prompt into context and question: the text at whose end a prompt without media is
-            split; "" for none.
-        shared: made with this processor; reuses the processed media of an earlier prompt with the same media.
+        frames: largest number of frames of a video; None: `DEFAULT_FRAMES`.
+        video_max_pixels: largest number of pixels of one frame, for processors whose own limit is for the whole video.
+        share: factor of the image size (see `Family.smaller_images`) and of the number of frames.
+        context: the context of a prompt without media, as text; "" if no protocol separates context and question.
+        shared: reuses the processed media of an earlier prompt with the same media.
         replays: fill `words`, because a scorer will feed the context again (`Needs.replay`).
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does
             not take, or a text that contains a media marker.
-        DataError: media and placeholders differ in number, or a video cannot be read.
+        DataError: media and placeholders differ in number, or a video cannot be decoded.
     """
     start = time.perf_counter()
     _check_counts(processor, family, messages, images, videos)
@@ -237,10 +231,9 @@ def encode(
 
 
 def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> int | None:
-    """Return the number of tokens of a rendered prompt up to the end of the text `context`.
+    """Return the number of tokens of a rendered prompt up to the end of `context`; None if the prompt lacks this text.
 
-    None if the context does not occur. A token that spans the end of the context, or that depends on the text after it, belongs
-    to the question.
+    A token that spans the end of the context, or that depends on the text after it, belongs to the question.
     """
     start = text.find(context)
     if start < 0:
@@ -254,11 +247,7 @@ def _context_tokens(processor, text: str, context: str, input_ids: Tensor) -> in
 
 
 def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
-    """Return the number of tokens of the prompt that `encode` makes of messages with images.
-
-    Raises:
-        UnsupportedError: a text that contains a media marker.
-    """
+    """Return the number of tokens that `encode` gives for messages with images, with the same errors for media markers."""
     text = rendered(processor, messages)
     _check_markers(processor, text, len(images), 0)
     media = {"images": _images(processor, images)} if len(images) else {}
@@ -272,7 +261,6 @@ def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _parts(messages: Sequence[dict]) -> list[dict]:
-    """Return the text and media parts of all messages in one list."""
     contents = [message["content"] for message in messages]
     texts = [[{"type": "text", "text": content}] if isinstance(content, str) else content for content in contents]
     return [part for parts in texts for part in parts]
@@ -292,11 +280,7 @@ def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], image
 
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
-    """Return advice on a prompt that is too long, as the end of a sentence; "" if there is none.
-
-    It names the settings that lower the number of frames, or of pixels if the family scales images. For a prompt without media
-    it is to cut the text.
-    """
+    """Return advice on how to shorten a prompt, as the end of a sentence; "" if no setting shortens the prompt."""
     family = family_of_processor(processor)
     by_area = family is not None and family.pixel_limits
     token_limit_keys = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
@@ -307,11 +291,7 @@ def _shorter(processor, images: Sequence, videos: Sequence) -> str:
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:
-    """Raise UnsupportedError unless the prompt has exactly one media marker (such as `<image>`) per image and video.
-
-    The model would put an image's features at a marker that is part of the text.
-    text: the rendered prompt. images, videos: their numbers.
-    """
+    """Raise UnsupportedError unless the rendered prompt has one media marker (such as `<image>`) per image and video."""
     for kind, wanted in (("image", images), ("video", videos)):
         marker = getattr(processor, f"{kind}_token", None)
         count = text.count(marker) if marker else wanted
@@ -331,15 +311,15 @@ def _check_markers(processor, text: str, images: int, videos: int) -> None:
 def _images(processor, images: Sequence) -> list:
     """Return images in the form that the processor takes.
 
-    A processor that counts images per prompt (LLaVA-OneVision) gets a list per prompt. It cuts a single image into tiles, but
-    takes each of several images whole, as in the model's training.
+    LLaVA-OneVision's processor counts images per prompt and gets one list per prompt. This processor cuts a single image into
+    tiles, but does not cut several images, as in the model's training.
     """
     per_prompt = "batch_num_images" in getattr(processor.image_processor, "model_input_names", ())
     return [list(images)] if per_prompt else list(images)
 
 
 def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
-    """Count the tokens of message text (no template, no markers) before the last image or video."""
+    """Count the tokens of message text, without template and markers, before the last image or video."""
     parts = _parts(messages)
     last_media = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
     texts = [part["text"] for part in parts[: last_media + 1] if part["type"] == "text" and part["text"]]
@@ -347,10 +327,7 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
 
 
 def _template_tokens(text: str, messages: Sequence[dict], tokenizer, input_ids: Tensor) -> int:
-    """Count the last tokens of a prompt, which the chat template puts after the messages' last text; 0 if unknown.
-
-    text: the rendered prompt. input_ids: its tokens.
-    """
+    """Count the tokens that the chat template puts after the last message's text; 0 if unknown. text: the rendered prompt."""
     stripped_texts = [
         part["text"].strip() for part in _parts(messages) if part["type"] == "text" and part["text"].strip()
     ]
@@ -370,10 +347,7 @@ PART = "\n\nRepeat the part of the previous context exactly, starting with "
 
 
 def _words(processor, text: str, messages: Sequence[dict], prompt: EncodedPrompt) -> ReplayText:
-    """Return the token ids to feed before and after the prompt's context if the context is fed again.
-
-    text: the rendered prompt.
-    """
+    """Return the token ids to feed before and after the context when it is fed again. text: the rendered prompt."""
     tokenizer, ids = getattr(processor, "tokenizer", processor), prompt.input_ids[0].tolist()
     parts = _parts([message for message in messages if message["role"] != "system"])
     texts = [part["text"].strip() if part["type"] == "text" else _marker(processor, part["type"]) for part in parts]
@@ -397,22 +371,18 @@ def _marker(processor, kind: str) -> str | None:
 
 
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
-    """Return the control tokens that occur as text in the messages."""
     controls = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     texts = [part["text"] for part in _parts(messages) if part["type"] == "text"]
     return tuple(sorted(token for token in controls if any(token in text for text in texts)))
 
 
 def _cut(prompt: EncodedPrompt, family: ModelFacts) -> int:
-    """Return the number of tokens before the cut, for protocols that cut the prompt into context and question."""
+    """Return the number of context tokens, for protocols that separate context and question."""
     return context_length(prompt.input_ids[0], family) if prompt.context_tokens is None else prompt.context_tokens
 
 
 def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
-    """Raise DataError if the prompts of a document's questions differ in their tokens before the question.
-
-    A single compression of these tokens then cannot serve all questions.
-    """
+    """Raise DataError if the prompts of a document's questions do not begin with the same context tokens."""
     context_ends = [_cut(prompt, family) for prompt in prompts]
     contexts = [prompt.input_ids[0, :cut].tolist() for prompt, cut in zip(prompts, context_ends, strict=True)]
     if any(context != contexts[0] for context in contexts):
@@ -423,11 +393,10 @@ def same_context(prompts: Sequence[EncodedPrompt], family: ModelFacts) -> None:
 
 
 def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) -> Lengths:
-    """Return a prompt's lengths under a protocol: tokens that are prefilled, that may be evicted, and that are fed again.
+    """Return a prompt's lengths in tokens under a protocol.
 
     Raises:
-        UnsupportedError: the protocol cuts the prompt, but the prompt has no visual tokens or nothing after them. Or visual
-            tokens would be fed again, whose embeddings only the vision tower computes.
+        UnsupportedError: no question follows the context, or visual tokens would be fed without the vision tower.
     """
     context_end = _cut(prompt, family) if protocol.cuts else None
     if context_end is not None and context_end >= prompt.length:
@@ -444,9 +413,7 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
 
 
 def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
-    """Return the token ids between an answer and the next answer of a conversation, int64 `[1, n]`.
-
-    They are the chat template's tokens and the next question.
+    """Return the token ids between two answers of a conversation, int64 `[1, n]`: chat template and next question.
 
     Args:
         messages: the prompt, in Hugging Face's chat format.
@@ -478,18 +445,17 @@ def turn_tokens(processor, messages: Sequence[dict], question: str) -> Tensor:
 def reference_tokens(
     processor, messages: Sequence[dict], reference: str, continuation: bool = False
 ) -> tuple[int, ...]:
-    """Return the token ids of a dataset's reference answer, as the model would have to write them after the prompt.
+    """Return the token ids that the model would generate to give a dataset's reference answer.
 
-    The chat template renders prompt and answer together, so a space or newline between the two is part of the answer,
-    as when the model writes it. What the template adds after the answer (end of turn, end of text) is left out. Media
-    placeholders stay single tokens, which changes nothing after them.
+    The chat template renders prompt and answer together. A space or newline between the two belongs to the answer. Tokens that
+    the template adds after the answer are left out.
 
     Args:
         messages: the prompt, in Hugging Face's chat format.
-        continuation: the reference continues the rendered prompt's own text; no assistant's turn is rendered.
+        continuation: append the reference to the rendered prompt, without an assistant's turn.
 
     Raises:
-        DataError: the reference is empty, or the template does not render it unchanged right after the prompt.
+        DataError: the reference is empty, is not rendered unchanged right after the prompt, or shares a token with the prompt.
     """
     answer = reference.strip()
     if not answer:

@@ -1,12 +1,10 @@
-"""Prefill once, fork many: every cell of a run answers a sample from one shared prefill.
+"""Prefill a prompt once, and answer it from the shared prefill with every cell of a run.
 
-A fork is what a cell continues with after the prefill.
-The prefilled cache is read-only. `full`, and every cell whose prompt fits its budget, decodes from the cache itself and
-appends to its slack. The entries of other cells are gathered into batches that decode together. A fork that fails, runs out
-of memory or time, or meets NaN ends alone: its batch is halved until it is by itself.
+A cell is one (method, budget, protocol, seed) setting. A fork is the cache from which a cell decodes after the prefill. `full`,
+and every cell whose budget holds the whole prompt, decodes from the full cache and appends to the cache's spare slots. The kept
+entries of other cells are copied into batches. If a batch fails, it is halved until the failing fork is alone.
 
-Several questions of one document may be answered together, with a row of a batch for each question and cell. Results of
-questions that have not been asked yet are stored until they are.
+Several questions about one document may be answered in one batch, with one row per question and cell.
 """
 
 from __future__ import annotations
@@ -52,22 +50,19 @@ from mmkv_bench.protocols import Lengths, Protocol, protocol
 log = logging.getLogger(__name__)
 
 Results: TypeAlias = dict[str, ForkResult]
-"""Results of one question by cell."""
+"""Results of one question: cell -> result."""
 
 
 class Engine:
-    """Answers prompts with all cells of a run; a context manager with one open session on the model.
+    """Context manager that answers prompts with all cells of a run, in one session on the model.
 
     Args:
         model: a supported model in eval mode.
-        family: its facts.
-        rules: decoding rules.
-        tokenizer: decodes answers.
-        fork_batch: most forks decoded together.
-        fork_memory: most bytes of gathered entries at a time (None: no cap).
-        timeout_s: limit for scoring or decoding one fork, and for each of its measures (None: no limit).
-        attention: `sdpa`, `eager` or `flash_attention_2` (which cannot be compiled); None: the model's own.
-        step: compiled decode step; None: the model decodes. Cells with a decode policy stay eager, and their rows record this.
+        fork_batch: largest number of forks in a batch.
+        fork_memory: largest number of bytes of a batch's kept entries; None: no limit.
+        timeout_s: limit in seconds for scoring a fork, for decoding a batch, and for each measure; None: no limit.
+        attention: `sdpa`, `eager` or `flash_attention_2` (which cannot be compiled); None: the model's setting.
+        step: compiled decode step; None: the model decodes. Cells with a decode policy never use the compiled step.
     """
 
     def __init__(
@@ -117,8 +112,8 @@ class Engine:
     ) -> list[ForkResult]:
         """Answer a prompt with every cell; return one result per cell, in the order of `cells`.
 
-        An error of a cell becomes the status of its result and is never raised.
-        Waiting questions of the prompt's document may be answered too; a later call returns their results.
+        An error becomes the status of the results it affects and is not raised. Waiting questions about the prompt's document may
+        be answered too; a later call returns those results.
 
         extras: measures to take besides the answers. They do not change the answers.
         """
@@ -148,27 +143,27 @@ class Engine:
         }
         for name in dict.fromkeys(cell.protocol for cell in cells if cell.cell in document_cells):
             cells_of_protocol = [cell for cell in cells if cell.cell in document_cells and cell.protocol == name]
-            self._of_document(prompt, lengths[name], cells_of_protocol, results, extras)
+            self._answer_document(prompt, lengths[name], cells_of_protocol, results, extras)
         cells_left = [cell for cell in cells if cell.cell not in document_cells]
-        for end in sorted({self._prefill_of(one) for one in lengths.values()}, reverse=True):
-            shared = {name: one for name, one in lengths.items() if self._prefill_of(one) == end}
+        for end in sorted({self._prefill_key(one) for one in lengths.values()}, reverse=True):
+            shared = {name: one for name, one in lengths.items() if self._prefill_key(one) == end}
             cells_of_protocol = [cell for cell in cells_left if cell.protocol in shared]
             if cells_of_protocol:
-                self._group(prompt, shared, cells_of_protocol, results, extras)
+                self._answer_from_one_prefill(prompt, shared, cells_of_protocol, results, extras)
         return [results[cell.cell] for cell in all_cells]
 
     def _blank(self, cell: CellSpec, prompt: EncodedPrompt) -> ForkResult:
         return blank(cell, prompt, fork_batch=self.fork_batch)
 
-    def _prefill_of(self, lengths: Lengths) -> tuple[int, int]:
-        """Return a key of the prefill that lengths need; protocols with equal keys share a prefill.
+    def _prefill_key(self, lengths: Lengths) -> tuple[int, int]:
+        """Return a key; protocols with equal keys share a prefill.
 
         The key is the number of tokens to prefill, and the number of tokens after which recurrent states are saved (0: never).
         """
         return lengths.prefilled, lengths.candidates if self.session.has_states else 0
 
     # ------------------------------------------------------------------ one document
-    def _of_document(
+    def _answer_document(
         self,
         prompt: EncodedPrompt,
         lengths: Lengths,
@@ -176,11 +171,7 @@ class Engine:
         results: Results,
         extras: ExtraMeasures,
     ) -> None:
-        """Answer the prompt with every cell, for a protocol that compresses a document once and serves all its questions.
-
-        The answers are added to `results`.
-        lengths: the prompt's lengths under this protocol. cells: cells of this protocol.
-        """
+        """Answer the prompt with all cells of one protocol that compresses a document once for all questions; fill `results`."""
         document, protocol_rules = prompt.document, protocol(cells[0].protocol)
         assert document is not None, "a prompt with its document"
         names = tuple(cell.cell for cell in cells)
@@ -207,7 +198,7 @@ class Engine:
                 question_lengths = dataclasses.replace(lengths, prefilled=sources[0].length)
                 self._compressed[protocol_rules.name] = (
                     key,
-                    self._scored_by(sources, cells, question_lengths, meter, reserve),
+                    self._prefill_sources(sources, cells, question_lengths, meter, reserve),
                 )
             except Exception as error:  # noqa: BLE001 - whatever stopped the prefill is every cell's status
                 self._fail(cells, results, error)
@@ -216,7 +207,7 @@ class Engine:
             return
         questions_decoded_here: list[tuple[PrefillGroup, Results]] = []
         results_ahead: dict[tuple[Hashable, ...], Results] = {}
-        for number in (document.number, *self._decoded_with(document, protocol_rules, extras, len(cells))):
+        for number in (document.number, *self._questions_in_batch(document, protocol_rules, extras, len(cells))):
             question, question_results = prompt, results
             if number != document.number:
                 question = document.questions[number]
@@ -231,23 +222,23 @@ class Engine:
             prefilled = dataclasses.replace(
                 self._compressed[protocol_rules.name][1], lengths={protocol_rules.name: question_lengths}
             )
-            questions_decoded_here.append((self._grouped(question, prefilled, meter, longest), question_results))
+            questions_decoded_here.append((self._prefill_group(question, prefilled, meter, longest), question_results))
         self._forks(questions_decoded_here, cells, extras)
         self._answered.update(results_ahead)
 
-    def _decoded_with(
+    def _questions_in_batch(
         self, document: DocumentPrompts, rule: Protocol, extras: ExtraMeasures, cells: int
     ) -> tuple[int, ...]:
-        """Return the numbers of the waiting questions that are answered together with the current one.
+        """Return the numbers of the waiting questions that are answered in a batch with the current question.
 
-        There are as many as fill a batch, with `cells` rows each. An interruption then loses no more than a batch. There are none
-        if each question has a compression or a reference answer of its own, or if layers keep a window or a recurrent state: all
-        rows of such layers must have been fed equally many tokens.
+        All these questions, with `cells` rows each, fill one batch. The result is empty if each question has its own compression
+        or reference answer. It is also empty if layers keep a window or a recurrent state, because all rows of such layers must
+        have been fed equally many tokens.
         """
         answers_separately = rule.knows == "paraphrase" or bool(extras.reference) or self.session.has_states
         return () if answers_separately else document.waiting[: -(-self.fork_batch // cells) - 1]
 
-    def _scored_by(
+    def _prefill_sources(
         self,
         sources: Sequence[EncodedPrompt],
         cells: Sequence[CellSpec],
@@ -255,10 +246,7 @@ class Engine:
         meter: Meter,
         reserve: int,
     ) -> Prefilled:
-        """Prefill every source; return the first prefill, with scores and allocators' summaries averaged over all.
-
-        sources: prompts that begin with the same context.
-        """
+        """Prefill `sources`, which begin with the same context; return the first prefill, with scores averaged over all."""
         name = cells[0].protocol
         lengths_of_sources = [{name: dataclasses.replace(lengths, prefilled=source.length)} for source in sources]
         if len(sources) == 1:
@@ -275,7 +263,7 @@ class Engine:
         for cell in cells:
             results[cell.cell].status, results[cell.cell].error = status_of(error), describe(error)
 
-    def _group(
+    def _answer_from_one_prefill(
         self,
         prompt: EncodedPrompt,
         lengths: Mapping[str, Lengths],
@@ -283,10 +271,7 @@ class Engine:
         results: Results,
         extras: ExtraMeasures,
     ) -> None:
-        """Answer a prompt with all cells from one prefill of the prompt, or of its context; fill `results`.
-
-        lengths: protocol -> the prompt's lengths; all protocols share the prefill.
-        """
+        """Answer a prompt with all cells from one prefill; fill `results`. lengths: protocol -> the prompt's lengths."""
         meter, end = Meter(self.device), next(iter(lengths.values())).prefilled
         prefix = prompt if end == prompt.length else prompt.context(end)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
@@ -298,23 +283,23 @@ class Engine:
         if prefilled is None:
             self._release()
             return
-        self._forks([(self._grouped(prompt, prefilled, meter, longest), results)], cells, extras)
+        self._forks([(self._prefill_group(prompt, prefilled, meter, longest), results)], cells, extras)
 
-    def _grouped(self, prompt: EncodedPrompt, prefilled: Prefilled, meter: Meter, longest: int) -> PrefillGroup:
+    def _prefill_group(self, prompt: EncodedPrompt, prefilled: Prefilled, meter: Meter, longest: int) -> PrefillGroup:
         return PrefillGroup(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
 
     def _forks(
         self, asked: Sequence[tuple[PrefillGroup, Results]], cells: Sequence[CellSpec], extras: ExtraMeasures
     ) -> None:
-        """Answer one question, or several of one document, with all cells; fill the results.
+        """Answer one question, or several about one document, with all cells; fill the results.
 
-        asked: for each question, its prefill and its results by cell.
+        asked: prefill and results of each question.
         """
         forks: list[Fork] = []
         measuring: dict[PrefillGroup, ForkMeasures] = {}
         for group, results in asked:
             read_answers(self.session, group, cells)
-            evicting, full_forks = self._planned(group, cells, results)
+            evicting, full_forks = self._plan_forks(group, cells, results)
             measures = measuring[group] = ForkMeasures(group, extras)
             for name in sorted({fork.cell.protocol for fork in [*full_forks, *evicting]}):
                 full_forks_of_protocol = [fork for fork in full_forks if fork.cell.protocol == name]
@@ -330,10 +315,10 @@ class Engine:
                 results[cell.cell].peak_resident_bytes = group.meter.peak_resident()
                 results[cell.cell].fork_group = f"{group.prefilled.prompt.identity}/{group.prefilled.length}"
 
-    def _planned(
+    def _plan_forks(
         self, group: PrefillGroup, cells: Sequence[CellSpec], results: Results
     ) -> tuple[list[Fork], list[Fork]]:
-        """Return two lists of the cells' forks: those that evict or quantise, and those that use the full cache unchanged."""
+        """Return the forks with copied entries, and the forks that borrow the full cache."""
         forks: list[Fork] = []
         full_forks: list[Fork] = []
         prefilled = group.prefilled
@@ -361,7 +346,7 @@ class Engine:
         return forks, full_forks
 
     def _prefill_again(self, fork: Fork) -> None:
-        """Replace a fork's entries by those of a second prefill that sees only the kept entries. No change if all are kept."""
+        """Replace a fork's entries by those of a second prefill, whose attention sees the kept entries only."""
         fork.cell.compressor.check_only_evicts(fork.cell.protocol)
         if fork.index is not None:
             group, kept = fork.group, [index[None] for index in fork.index]
@@ -372,10 +357,7 @@ class Engine:
 
     # ------------------------------------------------------------------ decoding
     def _decode(self, forks: list[Fork], measuring: Mapping[PrefillGroup, ForkMeasures]) -> None:
-        """Decode a batch of forks and fill their results. If anything fails, the batch is halved until the failing fork is alone.
-
-        measuring: for each prefill, the measures to take besides the answers.
-        """
+        """Decode a batch of forks and fill the results; halve the batch after an error."""
         meter = forks[0].group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
         decoded: list[Decoded] = []
@@ -450,7 +432,6 @@ class Engine:
 
 
 def _fill_cut(result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, lengths: Lengths) -> None:
-    """Fill `context_tokens` (T) and, if the protocol cuts the prompt, `question_text_before_cut`."""
     result.context_tokens = lengths.reduced
     if protocol(cell.protocol).cuts:
         result.question_text_before_cut = prompt.question_text_before_cut

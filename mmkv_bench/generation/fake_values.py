@@ -1,6 +1,6 @@
-"""Values of fake tensors: real values if they can be computed, random values if selection reads uncomputed ones.
+"""A dispatch mode that gives torch's fake tensors values: computed values if possible, otherwise random values.
 
-A dispatch mode above torch's fake tensors. `dry_run.py` explains why counting memory needs values at all.
+`dry_run.py` explains why counting memory needs values.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 _aten = torch.ops.aten
 CARRIED = 2**26
-"""Elements of the largest tensor that carries values."""
+"""Largest number of elements of a tensor that gets computed values."""
 INVENTED = 2**22
-"""Elements of the largest tensor whose values are made up."""
+"""Largest number of elements of a result that gets made-up values."""
 _SHAPED = {
     _aten.new_empty.default,
     _aten.new_zeros.default,
@@ -42,11 +42,11 @@ _EMPTY = {
 
 
 class FakeValuesMode(TorchDispatchMode):
-    """A mode that gives small fake tensors values; must be entered inside of the fake mode and of a counter.
+    """Mode that gives small fake tensors values. Enter it inside of the fake mode and of a memory counter.
 
     Attributes:
-        invents: if True, small results of tensors without values get made-up values; if False, only real values are carried.
-        carries: if True, results get values; False while a model is built, whose weights have none.
+        carries: whether results get values; False while a model is built, because weights have no values.
+        invents: whether small results get made-up values if values of the arguments are unknown.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class FakeValuesMode(TorchDispatchMode):
 
     # ------------------------------------------------------------------ numbers
     def hold(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """Return a real tensor as a fake one on a device, with its values."""
+        """Return a fake tensor on a device with the values of a real tensor."""
         real_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         with _disable_current_modes():
             self._known[real_tensor] = tensor.detach().clone()
@@ -72,7 +72,7 @@ class FakeValuesMode(TorchDispatchMode):
         return values if values is not None else tensor.constant
 
     def _read(self, tensor: Tensor) -> Tensor:
-        """Return a tensor's values on the host; random ones if it has none."""
+        """Return a tensor's values on the host; made-up values if they are unknown."""
         numbers = self._numbers(tensor)
         if numbers is None:
             numbers = self._invented(tensor)
@@ -81,7 +81,7 @@ class FakeValuesMode(TorchDispatchMode):
         return numbers
 
     def _invented(self, like: Tensor) -> Tensor:
-        """Return made-up values: random between 0 and 1 for floats, 0 for integers (a valid index), False for masks."""
+        """Return made-up values: random in [0, 1) for floats, 0 for integers (a valid index), False for masks."""
         shape = tuple(like.shape)
         if not (like.dtype.is_floating_point or like.dtype.is_complex):
             return torch.zeros(shape, dtype=like.dtype)
@@ -135,9 +135,9 @@ class FakeValuesMode(TorchDispatchMode):
                 self._known[output] = value
 
     def _mutated(self, function: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
-        """Run an operation that writes to its first argument, on the argument's values if it has any.
+        """Run an operation that writes to its first argument on known values, with made-up values for small unknown inputs.
 
-        Unknown inputs are replaced by random values. If no values may be made up, the argument's values become unknown.
+        If values may not be made up or an unknown input is large, the values of the first argument become unknown.
         """
         target = args[0]
         if self._numbers(target) is None:
@@ -157,7 +157,7 @@ class FakeValuesMode(TorchDispatchMode):
         return tree_map(lambda value: self.hold(value, device) if isinstance(value, Tensor) else value, numbers)
 
     def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
-        """Index a tensor that has no values. Only the shape of the result is known, from the masks among the indices."""
+        """Index a tensor without known values; the values of masks among the indices give the shape of the result."""
         mask_indices = [one for one in index if one is not None and one.dtype == torch.bool]
         if len(index) == len(mask_indices) == 1:
             with _disable_current_modes():

@@ -1,14 +1,13 @@
-"""Measures of a sample's forks besides their answers; no answer, count, time or peak depends on them.
+"""Measures of compressed caches besides the answers. Answers, counts, times and memory peaks do not depend on them.
 
-Fidelity: all forks of a protocol are teacher-forced on the full cache's greedy answer, and KL(full || fork) in nats and
-top-1 agreement are taken at each of its tokens. Under `paper` the first token comes from the full prefill for every
-cell, so its KL is 0 by construction. `full` itself, and cells that keep everything, are compared with a copy of the
-full cache that takes the forks' path, in half precision token by token: this is the noise floor. PPL is computed from
-the negative log-likelihood of the dataset's reference answer. If the dataset measures `continuation`, fidelity is taken
-at the tokens of that reference instead, and one pass gives both.
+- Fidelity: the full cache's greedy answer is fed to every cache (teacher forcing). KL(full || compressed) in nats and top-1
+  agreement are computed at each token. Under `paper` the first token comes from the full prefill, so its KL is 0.
+- Noise floor: cells that keep all entries are compared with a copy of the full cache. In half precision, the copy is fed token
+  by token.
+- Likelihood of the dataset's reference answer, for PPL. If the dataset measures `continuation`, fidelity is computed at the
+  tokens of the reference answer, in the same pass.
 
-A measure that fails (out of memory included) stays null and is logged; the answers stay. `timeout_s` applies to each
-measure of a batch separately, apart from its answers, and is checked between forward passes.
+A failed measure stays null and is logged. `timeout_s` applies to each measure of a batch separately.
 """
 
 from __future__ import annotations
@@ -45,20 +44,17 @@ def forced(
     block: int | None = None,
     deadline: float | None = None,
 ) -> Iterator[Tensor]:
-    """Feed `tokens` to every row of `cache` (teacher forcing) and yield the logits that predict them, block by block.
-
-    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives the same logits as
-    stepping. Forks with a decode policy are stepped token by token, because each token changes what the next one sees.
+    """Feed `tokens` to every row of `cache` (teacher forcing) and yield the logits that predict these tokens, block by block.
 
     Args:
-        cache: the forks' reduced entries, in `rows` rows; fed tokens stay in it (see `returned`).
-        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits if none is fed.
-        stepwise: feed one token per forward pass.
-        block: tokens per forward pass; None: as many as `BLOCK_BYTES` allow.
+        group: the shared prefill.
+        cache: reduced entries in `rows` rows; entries of the fed tokens are appended.
+        stepwise: feed one token per forward pass. Necessary with a decode policy, because each token changes the cache.
+        block: tokens per forward pass; None: as many as `BLOCK_BYTES` allows, or 1 if `stepwise`.
         deadline: `time.monotonic()` after which no further pass begins.
 
     Yields:
-        `[R, b, V]` in the model's dtype, blocks in order; together one row of logits per token.
+        Logits `[R, b, V]` in the model's dtype; all blocks together have one vector of logits per token and row.
 
     Raises:
         GenerationTimeout: past the deadline.
@@ -89,7 +85,7 @@ def forced(
 
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
-    """Lend a cache that no decode policy changes. After the block the tokens that were fed to it are dropped."""
+    """Lend a cache without decode policy; after the `with` block, drop the entries of the tokens fed in the block."""
     seen_before, states = [layer.seen for layer in cache.compressed], cache.copy_states()
     try:
         yield cache
@@ -142,13 +138,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExtraMeasures:
-    """Measures of one sample besides its answers.
+    """The measures that a run requests for one sample besides the answers.
 
     Attributes:
-        fidelity: compare every fork with `full`.
-        reference: token ids of the dataset's reference answer, whose likelihood is measured; empty: no reference.
-        samples: draw two answers of `full` at temperature 0.2.
-        continuation: fidelity is taken at the tokens of the reference, not at those of full's answer.
+        fidelity: whether to compare every fork with `full`.
+        reference: token ids of the dataset's reference answer, whose likelihood is measured; empty: no such measure.
+        samples: whether to sample two answers of `full` at temperature 0.2.
+        continuation: whether fidelity is computed at the tokens of the reference in place of full's answer.
     """
 
     fidelity: bool = False
@@ -161,7 +157,7 @@ NOTHING = ExtraMeasures()
 
 
 class ForkMeasures:
-    """Takes the measures of all cells that share one prefill, and writes them into the results."""
+    """Measures all cells that share one prefill, and writes the values into the results."""
 
     def __init__(self, group: PrefillGroup, extras: ExtraMeasures):
         self.group, self.prefilled, self.extras = group, group.prefilled, extras
@@ -173,9 +169,8 @@ class ForkMeasures:
         """Record the next-token distributions of the full cache, and measure the cells that keep all entries.
 
         Args:
-            whole: decoded forks of this protocol that keep all entries. If there are none, the full cache's answer is decoded
-                here.
-            wanted: whether forks of this protocol will be compared with the full cache.
+            whole: decoded forks of this protocol that keep all entries. If empty, the full cache's answer is decoded here.
+            wanted: whether further forks of this protocol will be compared with the full cache.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]
         if self.extras.fidelity and (ok or (wanted and not whole)):
@@ -200,13 +195,11 @@ class ForkMeasures:
     def forks(
         self, forks: Sequence[Fork], cache: CompressedCache | None, gather: Callable[[], CompressedCache]
     ) -> None:
-        """Measure fidelity and likelihood of a batch of forks before it is decoded.
-
-        The measures are written into the forks' results.
+        """Measure fidelity and likelihood of a batch of forks before the batch is decoded.
 
         Args:
             cache: the forks' reduced entries, one row each; None if decode policies act on the entries.
-            gather: function that returns a copy of the forks' entries, which decode policies may change.
+            gather: function that returns a copy of the forks' entries, for decode policies.
         """
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
         # A batch that failed while decoding comes again in halves: earlier measurements stay.
@@ -228,11 +221,7 @@ class ForkMeasures:
         gather: Callable[[], CompressedCache],
         protocol: str,
     ) -> None:
-        """Call `fill` with the batch's cache and restore the cache afterwards.
-
-        If there is no cache, `fill` gets a copy of the entries and feeds token by token.
-        gather: function that returns the copy.
-        """
+        """Call `fill` with the batch's cache and restore the cache; without a cache, call `fill` with a copy, token by token."""
         if cache is None:
             fill(results, gather(), len(results), protocol, stepwise=True)
             return
@@ -253,9 +242,9 @@ class ForkMeasures:
     def _fill_fidelity(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
     ) -> None:
-        """Fill KL divergence and top-1 agreement of each result and, for a continuation, the likelihood.
+        """Fill KL divergence and top-1 agreement of each result and, for `continuation`, the likelihood.
 
-        results: one per row of the cache, or several that share its only row. stepwise: feed one token per forward pass.
+        results: one per row of the cache, or several that share the only row.
         """
         tokens, full_logits = self.answers[protocol]
         fed = torch.tensor(tokens, device=self.group.prompt.input_ids.device)
@@ -310,10 +299,7 @@ class ForkMeasures:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Exclude the block from the run's times and memory peaks. An error in it is logged and ignored.
-
-        what: the measure, for the log.
-        """
+        """Exclude the `with` block from times and memory peaks; log and suppress the block's errors."""
         with self.group.meter.aside():
             failed = False
             limit = self.group.timeout_s

@@ -1,7 +1,7 @@
-"""Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache.
+"""Forks of one prefill: select the entries that each cell keeps, copy these into batches, and lend the full cache.
 
-Methods that know the full cache's answer get it from a separate decode, so that collecting attention neither slows nor
-endangers the cell `full`. The whole time of this decode counts as the scorer's.
+Scorers that need the full cache's answer get it from a separate decode, whose whole time counts as theirs. The cell `full` is
+therefore not slowed by collecting attention.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.prefill import Key, Prefilled, PrefillGroup, score_key, summary_key
 from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, GenerationTimeout, fill_stored
 
-SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of similar length
+SMALL = 512  # slots: forks up to this length share batches; longer forks share batches with forks of similar length
 
 
 @dataclass
 class Fork:
-    """What one cell continues with after a prefill that several cells share.
+    """The entries from which one cell decodes after a prefill that several cells share.
 
     Attributes:
-        index: per layer int64 `[Hkv, m]` kept entries; None if everything stays and the full cache is borrowed.
-        again: per layer kept keys and values `[Hkv, m, D]` of a second prefill, if the protocol has one.
-        group: the prefill and the question that the fork answers; set by the engine.
+        index: indices of kept entries, int64 `[Hkv, m]` per layer; None if the cell borrows the full cache.
+        compress_s: seconds of scoring, selecting and the second prefill.
+        again: kept keys and values `[Hkv, m, D]` per layer from a second prefill, if the protocol has one.
+        group: the shared prefill and the prompt; set by the engine.
     """
 
     cell: CellSpec
@@ -50,7 +51,7 @@ class Fork:
 
     @property
     def chosen(self) -> list[Tensor]:
-        """`index` of a fork with entries of its own; not for one that borrows the full cache."""
+        """`index` of a fork that does not borrow the full cache."""
         assert self.index is not None, "a fork that keeps everything borrows the full cache"
         return self.index
 
@@ -63,10 +64,7 @@ class Fork:
 
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
-    """Select the entries that a cell keeps, and return its fork. Errors of the method are raised.
-
-    result: gets fallbacks and other columns that the selection determines.
-    """
+    """Select the entries that a cell keeps, and return the fork. Raises the method's errors. result: gets the fallbacks."""
     lengths = prefilled.lengths[cell.protocol]
     if cell.keeps_all(lengths.reduced):
         return Fork(cell, None, result)
@@ -116,9 +114,9 @@ def check_time(fork: Fork, timeout_s: float | None) -> None:
 def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
     """Yield decode batches of forks: one protocol and length bucket each, at most `rows` rows and `limit_bytes` bytes.
 
-    Forks of several questions about one document share batches, in the questions' order. Forks with decode policies do not,
-    because their layers count the tokens that all rows have been shown. Bytes are those that `gather` allocates: every row is as
-    long as the longest, slack and positions included. A fork that exceeds the limit alone still gets a batch.
+    Forks for several questions about one document share batches, unless they have decode policies. The bytes are those that
+    `gather` allocates: every row is as long as the longest row; spare slots and positions count. A fork that exceeds
+    the limit gets its own batch.
     """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
@@ -146,7 +144,6 @@ def batches(forks: Sequence[Fork], rows: int, limit_bytes: int | None) -> Iterat
 
 
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
-    """Return the facts about prompt and budget for the parts of a cell's method."""
     lengths = prefilled.lengths[cell.protocol]
     key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
     summaries = None if key is None else prefilled.summaries.get(key)
@@ -157,7 +154,7 @@ def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
 
 
 def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
-    """Return a cache with the forks' reduced entries, copied, one row per fork. reserve: slots for new tokens."""
+    """Return a cache with copies of the forks' reduced entries, one row per fork. reserve: spare slots for new tokens."""
     seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
     policies = [fork.cell.compressor.decoding for fork in forks]  # either all forks of a batch have policies, or none
@@ -183,9 +180,9 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
 def _rows(
     forks: Sequence[Fork], layer: int, key: Tensor, value: Tensor, types: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return, for each fork, what it keeps in one layer: keys and values `[Hkv, m, D]` and indices `[Hkv, m]`.
+    """Return keys and values `[Hkv, m, D]` and indices `[Hkv, m]` that each fork keeps in one layer.
 
-    key, value: the full cache's entries of this layer. types: token types.
+    key, value: the full cache's entries of this layer.
     """
     index_by_fork = [fork.chosen[layer] for fork in forks]
     if all(fork.again is None and type(fork.cell.compressor.reducer) is Evict for fork in forks):
@@ -210,10 +207,7 @@ def _start(
     row: tuple[Tensor, Tensor, Tensor],
     reserve: int,
 ) -> Start:
-    """Return the state from which the decode policy of a fork starts in one layer.
-
-    key, value: the full cache's entries of this layer. row: what the fork keeps, see `_rows`. reserve: slots for new tokens.
-    """
+    """Return the state from which a fork's decode policy starts in one layer. row: the fork's row of `_rows`."""
     cell, lengths = fork.cell, prefilled.lengths[fork.cell.protocol]
     scores = prefilled.scores[score_key(cell, lengths)][layer] if cell.evicts(lengths.reduced) else None
     return Start(
@@ -235,7 +229,7 @@ def _start(
 
 
 def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache:
-    """Return a copy of the full cache in the form of a fork's cache: its layers store the positions of their slots."""
+    """Return a copy of the full cache that stores the positions of its slots, as a fork's cache does."""
     seen, layers = prefilled.lengths[protocol].candidates, []
     for source in prefilled.cache.compressed:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
@@ -246,10 +240,9 @@ def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache
 
 @contextlib.contextmanager
 def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
-    """Lend the full cache for decoding, and restore it after the block.
+    """Lend the full cache for decoding, and restore the cache after the `with` block.
 
-    New tokens are appended to its slack. Tokens that will be fed again are dropped meanwhile. The layers that are not compressed
-    are copied for every borrower.
+    New tokens go into spare slots. Entries of tokens that will be fed again are dropped inside the block.
     """
     layers, lengths = prefilled.cache.compressed, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
@@ -268,10 +261,9 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
 
 
 def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: PrefillGroup) -> None:
-    """Count the entries and bytes of each fork before anything is appended, and write them into its result.
+    """Count entries and bytes of each fork before any token is appended, and write the counts into the fork's result.
 
-    Args:
-        forks: one row of the cache each; if everything stays, all of them share its only row.
+    forks: one per row of the cache; forks that borrow the full cache share its only row.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
     is_full, full_layer = forks[0].index is None, group.prefilled.cache.compressed[0]
@@ -293,9 +285,9 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Prefi
 
 @torch.no_grad()
 def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec]) -> None:
-    """Decode the full cache's answer once per protocol, and replace the scores that depend on it (`needs.answer`).
+    """Decode the full cache's answer once per protocol, and replace the scores that need this answer (`needs.answer`).
 
-    An error ends only the cells with these scores. `prefilled.answer_steps` and `score_seconds` are filled.
+    An error ends only the cells with such scores. Fills `answer_steps` and adds to `score_seconds` of the prefill.
     cells: all cells that share the prefill.
     """
     prefilled = group.prefilled
@@ -323,10 +315,7 @@ def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec
 
 
 def _cells_with_answer(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
-    """Map each protocol to {score key: one cell with this score}, for scores that need the full cache's answer.
-
-    Only scores that exist are included.
-    """
+    """Map each protocol to {score key: one cell with this score}, for computed scores that need the full cache's answer."""
     cells_by_protocol: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned

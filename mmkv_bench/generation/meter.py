@@ -1,4 +1,4 @@
-"""A meter of phases: wall-clock seconds (with the device synchronised) and peak bytes (device or resident set)."""
+"""Measure wall-clock seconds, with the device synchronised, and peak memory of phases."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from mmkv_bench.devices import Bytes, Counters
 class Meter:
     """Seconds per phase and peak memory of one sample.
 
-    Phases may be nested; the seconds and the peak of a phase include those of phases inside it.
+    Seconds and peak of a phase include those of inner phases.
 
     Args:
-        memory: counters of the device's bytes; None: the device's own. If the device has none, device peaks are None,
-            and `resident` is the process's resident set, sampled at the ends of phases.
+        memory: counters of device bytes; None: the device's counters. If there are none, device peaks are None.
+
+    Attributes:
+        resident: largest resident set of the process at the end of a phase, in bytes.
     """
 
     def __init__(self, place: torch.device, memory: Counters | None = None):
@@ -63,10 +65,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Exclude the block from all phases.
-
-        Its time is added to `aside_s`, and no peak includes device memory that the block frees again.
-        """
+        """Exclude the `with` block's temporary device memory from peaks, and add the block's seconds to `aside_s`."""
         self._settle()
         start = self.now()
         try:
@@ -77,7 +76,7 @@ class Meter:
                 self.memory.restart()
 
     def peak_device(self) -> int | None:
-        """Return peak bytes allocated on the device since the meter was made; None if nothing counts them."""
+        """Return peak bytes allocated on the device since the meter was created; None without counters."""
         self._settle()
         return None if self.memory is None else self._peak.allocated
 
@@ -91,7 +90,7 @@ _VISION_NAMES = ("visual", "vision_tower", "vision_model")
 
 @contextmanager
 def vision_clock(model: nn.Module, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Inside the block, measure the vision tower's forward pass as the phase `vision`; no effect for a text model."""
+    """In the `with` block, measure the vision tower's forward pass as the phase `vision`; no effect for a text model."""
     inner = getattr(model, "model", model)
     tower = next((getattr(inner, name) for name in _VISION_NAMES if hasattr(inner, name)), None)
     if tower is None:

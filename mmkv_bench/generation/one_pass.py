@@ -1,10 +1,8 @@
 """One pass of a batch through one method: prompts are prefilled and compressed, then a fixed number of tokens is decoded.
 
-The same code runs on a device that is timed or counted (`efficiency/measure.py`) and on one that only counts (`dry_run.py`). Each
-phase is announced as it begins and ends: `prefill`, within it `vision`, `score`, `select`, `reduce`; then `join`, `first_token`,
-`decode`. A method works inside the prefill, layer by layer: while a layer's attention runs, its statistics are gathered and it is
-scored; layers are reduced as soon as the method allows. A phase within another one is counted separately: peaks of `prefill` are
-those outside of `vision`, `score`, `select` and `reduce`.
+`efficiency/measure.py` runs a pass on a real device, `dry_run.py` on a simulated one. The phases are `prefill` with the inner
+phases `vision`, `score`, `select` and `reduce`, then `join`, `first_token` and `decode`. Memory peaks of `prefill` exclude those
+of the inner phases.
 """
 
 from __future__ import annotations
@@ -44,15 +42,15 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 @dataclass(frozen=True)
 class Pass:
-    """Result of a pass (prefill, compression and a fixed number of decode steps), with its marks in the device's stream.
+    """Result of a pass, with time marks of the device.
 
     Attributes:
-        session: closed, with the compressed cache after the last step.
+        session: the closed session, with the compressed cache after the last step.
         laps: marks of every prefill.
         ready: mark after the batch is joined and counted.
-        tokens: marks after the first, second, ... token of every sequence is on the host.
-        fed: whether the first tokens came from a separate step, after `ready`.
-        answers: int64 `[B, new]`.
+        tokens: for each decoded position, a mark after the tokens of all sequences are on the host.
+        fed: whether the first answer tokens came from a separate step after `ready`.
+        answers: answer tokens, int64 `[B, new]`.
     """
 
     session: Session
@@ -68,12 +66,11 @@ class Driver:
     """Runs passes of a model with the same settings.
 
     Attributes:
-        new_tokens: length of every answer.
-        reserve: slots for the answer; None: as many as it needs.
-        step: decodes one token in place of the model if no decode policy acts (`CompiledStep`); None: the model.
+        new_tokens: tokens of every answer.
+        reserve: spare slots for the answer; None: as many as the answer needs.
+        step: `CompiledStep` that decodes in place of the model if no decode policy acts; None: the model decodes.
         packs: see `Session`.
-        together: prefill all prompts of a batch in one forward pass.
-        copies: see `batch.fill`.
+        together, copies: see `batch.fill`.
     """
 
     model: PreTrainedModel
@@ -105,11 +102,10 @@ class Driver:
             prompts: prompts of one length.
             cell: method, budget and protocol.
             lengths: each prompt's lengths under the cell's protocol.
-            counted: function that is called with the cache before the first step; its work belongs to no phase.
+            counted: function that is called with the cache before the first step, outside of all phases.
 
         Raises:
-            NonFiniteLogitsError: NaN among the logits of some token. The check runs on the device and is read after the last
-                step, so nothing waits for it.
+            NonFiniteLogitsError: NaN among the logits of a token. Raised after the last step.
         """
         acting = self.acts(cell, lengths)
         reserve = self.new_tokens - 1 if self.reserve is None else self.reserve
@@ -162,20 +158,15 @@ class Driver:
     def _next(
         forward: Callable[..., Any], cache: CompressedCache, filled: FilledBatch, fed: Tensor, offset: int
     ) -> Tensor:
-        """Feed tokens and return the likeliest tokens after them.
+        """Feed tokens int64 `[B, n]` and return the likeliest next tokens, int64 `[B, 1]`.
 
-        forward: the model or its compiled step. fed: int64 `[B, n]`. offset: distance of the first fed token from the prompt's
-        last token.
+        forward: the model or the compiled step. offset: distance of the first fed token from the prompt's last token.
         """
         positions = positions_after(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
         return likeliest(forward(input_ids=fed, position_ids=positions, past_key_values=cache, **COMMON), filled.broken)
 
 
 def _refuse_broken(broken: Sequence[Tensor], new_tokens: int) -> None:
-    """Raise NonFiniteLogitsError if a sequence had NaN logits at some token.
-
-    broken: bool scalars, see `likeliest`. new_tokens: length of every answer.
-    """
     if bool(torch.stack(list(broken)).any()):
         raise NonFiniteLogitsError(f"NaN among the logits of the answer's {new_tokens} tokens")
 
@@ -190,11 +181,11 @@ LOAD, VISION, PREFILL, SCORE, SELECT, REDUCE, FIRST, DECODE = PHASES = (
     "first_token",
     "decode",
 )
-"""Phases in their order, as in the table `timings`; `load`: the weights and the prompt's inputs alone."""
+"""Phases in their order, as in the table `timings`. `load` covers only weights and prompt inputs."""
 
 
 class Peaks:
-    """Peak bytes of each phase of a pass. Bytes count only for the innermost phase."""
+    """Peak bytes of each phase of a pass. Memory counts for the innermost phase only."""
 
     def __init__(self, counters: Counters):
         self.counters = counters
@@ -203,7 +194,7 @@ class Peaks:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's bytes for this phase. A name outside of `PHASES` counts for the phase around it."""
+        """Count the `with` block's memory for this phase, or for the surrounding phase if `name` is not in `PHASES`."""
         if name not in PHASES:
             yield
             return
@@ -225,7 +216,7 @@ class Peaks:
 
 
 class _Unclocked:
-    """The device of a pass that is not timed and whose tensors are already in place."""
+    """A device without time marks."""
 
     def __init__(self, place: torch.device):
         self.place = place
@@ -246,14 +237,14 @@ def run(
     reserve: int = 32,
     seed: int = 0,
 ) -> Session:
-    """Prefill, compress and decode one prompt as a timed run does, and record the peak memory of each phase.
+    """Prefill, compress and decode one prompt, and record the peak memory of each phase in `peaks`.
 
     Args:
-        inputs: one prompt's arguments of the model's forward, with `position_ids` for models that compute
-            them from token values.
+        inputs: the prompt as arguments of the model's forward, with `position_ids` for models that compute these from token
+            values.
         types: int `[1, T]` (0 text, 1 image, 2 video).
         steps: decode steps after the first token.
-        reserve: slots for the answer's tokens, see `compression.session.Session`.
+        reserve: spare slots for the answer's tokens, see `compression.session.Session`.
 
     Returns:
         The closed session, with the compressed cache after the last step.

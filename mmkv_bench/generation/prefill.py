@@ -1,7 +1,4 @@
-"""Prefill a prompt once for all cells of a sample.
-
-The full cache stays in memory, and every scorer reads it once.
-"""
+"""Prefill a prompt once and score the full cache for all cells, the (method, budget) settings that answer a sample."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ Key: TypeAlias = tuple[type, *tuple[Hashable, ...]]
 
 
 def score_key(cell: CellSpec, lengths: Lengths) -> Key:
-    """Return a key of the score that a cell's method computes; cells with equal keys share one score per layer."""
+    """Return a key of the cell's score; cells with equal keys share one score per layer."""
     scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
@@ -44,7 +41,7 @@ def score_key(cell: CellSpec, lengths: Lengths) -> Key:
 
 
 def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
-    """Return a key of the statistics (summary) that a cell's allocator needs of a layer; None if it needs none.
+    """Return a key of the layer statistics (summary) that a cell's allocator needs; None if the allocator needs none.
 
     Cells with equal keys share one summary per layer.
     """
@@ -54,10 +51,10 @@ def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
 
 
 class Recording:
-    """Listener of a shared prefill. It stores each layer's scores `[Hkv, prefilled]` and its allocators' summaries.
+    """Listener of a shared prefill, which stores each layer's scores `[Hkv, prefilled]` and summaries for allocators.
 
-    An error of a scorer or allocator ends only the cells that use it: the exception is stored under the key of its score
-    or summary.
+    An error of a scorer or allocator is stored in `failures` under the key of the score or summary, and ends only cells with
+    this key.
     """
 
     def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths], now: Callable[[], float]):
@@ -83,24 +80,24 @@ class Recording:
 
     def layer_done(self, prompt: PromptBatch, layer: int, observations: list[Observation]) -> None:
         observation = observations[0]
-        for key, cell in self._alive(self.scorers):
-            with self._own_fault(key, layer):
+        for key, cell in self._without_failure(self.scorers):
+            with self._isolate_errors(key, layer):
                 entries = cell.entries(self.lengths[cell.protocol].reduced)
                 self.scores[key].append(cell.compressor.score(observation, entries, cell.seed))
                 self.fallbacks[key] += cell.compressor.observed_fallbacks(observation, entries, cell.seed)
-        for key, cell in self._alive(self.allocators):
-            with self._own_fault(key, layer):
+        for key, cell in self._without_failure(self.allocators):
+            with self._isolate_errors(key, layer):
                 entries = cell.entries(self.lengths[cell.protocol].reduced)
                 summary = cell.compressor.summary(observation, entries, cell.seed)
                 assert summary is not None, "an allocator with a summary's key has the summary"
                 self.summaries[key][layer] = summary
 
-    def _alive(self, cells: dict[Key, CellSpec]) -> list[tuple[Key, CellSpec]]:
+    def _without_failure(self, cells: dict[Key, CellSpec]) -> list[tuple[Key, CellSpec]]:
         return [(key, cell) for key, cell in cells.items() if key not in self.failures]
 
     @contextlib.contextmanager
-    def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
-        """Measure the block's time. An error in it ends only the cells whose score or summary has this `key`."""
+    def _isolate_errors(self, key: Key, layer: int) -> Iterator[None]:
+        """Add the `with` block's time to the key's seconds, and store the block's error as the key's failure."""
         start = self.now()
         try:
             yield
@@ -111,22 +108,21 @@ class Recording:
         self.seconds[key] += self.now() - start
 
     def replay(self, text: nn.Module, words: ReplayText, prompt: PromptBatch) -> None:
-        """Replace the scores of scorers that need the context fed again (`needs.replay`).
+        """Feed the context again for scorers with `needs.replay`, and replace the scores that they computed.
 
-        Each scorer is charged the time of its own replay.
         text: the text model. words: token ids fed before and after the context.
         """
-        for key, cell in self._alive(self.scorers):
+        for key, cell in self._without_failure(self.scorers):
             scorer, lengths = cell.compressor.eviction.scorer, self.lengths[cell.protocol]
             if scorer.needs.replay:
-                with self._own_fault(key, -1):
+                with self._isolate_errors(key, -1):
                     replay = Replay(text, words, prompt, protocol(cell.protocol), lengths)
                     self.scores[key] = scorer.from_replay(replay)
                     self.fallbacks[key] += replay.fallbacks
         prompt.received = None
 
     def prompt_done(self, prompt: PromptBatch) -> None:
-        """Do nothing: the engine makes the forks after the prefill."""
+        """Do nothing; entries are selected after the prefill."""
 
     def kept(self) -> list[Tensor]:
         return []
@@ -134,20 +130,20 @@ class Recording:
 
 @dataclass
 class Prefilled:
-    """A prompt's full cache, read-only until a fork borrows it, with everything that its cells need.
+    """A prompt's full cache, with the scores and summaries of all cells.
 
     Attributes:
-        prompt: the prefilled part of the prompt: all of it, or its context.
+        prompt: the prefilled tokens: the whole prompt or its context.
         lengths: protocol -> lengths of the whole prompt, for all protocols that share this prefill.
-        cache: batch 1; every compressed layer has all tokens of `prompt`, and slack for new ones.
-        states: the layers that are not compressed, by index, as they were before the tokens that are fed again.
+        cache: batch 1; every compressed layer has the entries of all tokens of `prompt`, and spare slots for new tokens.
+        states: layer -> state of a layer that is not compressed, before the tokens that are fed again.
         logits: float32 `[V]` of the last prefilled token.
-        scalings: per layer, the factor of the attention scores.
-        fallbacks: score key -> fallbacks that its scorer reported.
-        answer_steps: protocol -> number of tokens that were fed to decode `full`'s answer, if a scorer needs the answer.
-        shared: further questions of the prompt's document will be answered from this prefill.
-        selections: cell -> kept entries per layer, int64 `[Hkv, m]`, seconds and fallbacks; filled if `shared`.
         last_positions: position ids of the last prefilled token as the text model received them, `[3|4, 1, 1]` or `[1, 1]`.
+        scalings: factor of the attention logits, per layer.
+        fallbacks: score key -> fallbacks that the scorer reported.
+        answer_steps: protocol -> number of tokens fed to decode `full`'s answer, if a scorer needs the answer.
+        shared: whether further questions about the prompt's document will be answered from this prefill.
+        selections: cell -> kept entries per layer, int64 `[Hkv, m]`, seconds and fallbacks; filled if `shared`.
     """
 
     prompt: EncodedPrompt
@@ -173,7 +169,7 @@ class Prefilled:
         return self.prompt.length
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
-        """Return `selector.order` of a score's first `candidates` columns, for all layers. It is sorted once for all budgets."""
+        """Return `selector.order` of a score's first `candidates` columns, for all layers; computed once for all budgets."""
         # If `order` is a static function, no parameter changes the order. As a method, it may use parameters.
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
@@ -184,7 +180,7 @@ class Prefilled:
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
         """Return position ids of `count` text tokens in `rows` rows, see `positions_after`.
 
-        offset: distance of the first of them from the last prefilled token; at most 0 for tokens that are fed again.
+        offset: distance of the first text token from the last prefilled token; at most 0 for a token that is fed again.
         """
         return positions_after(self.last_positions, offset, count, rows)
 
@@ -198,13 +194,13 @@ def prefill(
     meter: Meter,
     reserve: int,
 ) -> Prefilled:
-    """Run the model over the prompt once and score each layer for all cells. Return the full cache with the scores.
+    """Prefill a prompt once, score each layer for all cells, and return the full cache with the scores.
 
     Args:
-        session: open on the model; afterwards it observes nothing.
-        prompt: the part of the prompt to prefill.
-        lengths: lengths of the whole prompt under each cell's protocol.
-        reserve: slots for the tokens that `full` will append.
+        session: an open session of the model; after the call, the session observes nothing.
+        prompt: the tokens to prefill.
+        lengths: protocol -> lengths of the whole prompt.
+        reserve: spare slots of the full cache for tokens that are appended.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
@@ -215,7 +211,7 @@ def prefill(
     try:
         with vision_clock(session.model, meter.phase), meter.phase("prefill"):
             output = feed(session, prompt.inputs, cache, next(iter(lengths.values())).candidates)
-        return _recorded(session, prompt, recording, cache, output, meter, [recording])
+        return _prefill_result(session, prompt, recording, cache, output, meter, [recording])
     finally:
         session.expect(None, None, prompt.identity)
 
@@ -229,17 +225,17 @@ def prefill_together(
     meter: Meter,
     reserve: int,
 ) -> list[Prefilled]:
-    """Prefill the context that several prompts begin with once, then the rest of each prompt after it.
+    """Prefill the common context of several prompts once, then the remaining tokens of each prompt.
 
-    All results share one cache, which holds the first prompt at the end. The first result has the seconds of all prefills, and
-    the scores of scorers that need the context fed again.
+    All results share one cache, which holds the first prompt at the end. Only the first result has the seconds of all prefills,
+    and the scores of scorers that need the context fed again.
 
     Args:
-        lengths: per prompt, as for `prefill`.
-        reserve: slots after the first prompt's; every prompt has to fit into the first prompt's slots and these.
+        lengths: for each prompt, as for `prefill`.
+        reserve: spare slots after the first prompt. They must hold what any other prompt has beyond the first prompt's length.
 
     Raises:
-        NonFiniteLogitsError: NaN in the logits of some prompt's last token.
+        NonFiniteLogitsError: NaN in the logits of a prompt's last token.
     """
     recordings = [Recording(cells, of_prompt, meter.now) for of_prompt in lengths]
     model, first_prompt, end = session.model, prompts[0], next(iter(lengths[0].values())).candidates
@@ -270,7 +266,7 @@ def prefill_together(
                     ids, position_ids=positions_after(last_position, 1, ids.shape[1], 1).contiguous(), **options
                 )
             timed = [] if number else recordings
-            prefilled_prompts.append(_recorded(session, prompt, recording, cache, output, meter, timed))
+            prefilled_prompts.append(_prefill_result(session, prompt, recording, cache, output, meter, timed))
         cache.put_states(states)
     finally:
         if context is not None:
@@ -280,7 +276,7 @@ def prefill_together(
     return [replace(one, states=cache.states) for one in reversed(prefilled_prompts)]
 
 
-def _recorded(
+def _prefill_result(
     session: Session,
     prompt: EncodedPrompt,
     recording: Recording,
@@ -293,7 +289,7 @@ def _recorded(
 
     Args:
         output: the model's output for the prompt's last token.
-        timed: recordings whose scoring time is subtracted from the prefill's; if empty, nothing is timed or replayed.
+        timed: recordings whose scoring time is subtracted from the prefill time; if empty, nothing is timed or replayed.
     """
     positions, logits = session.position_ids, output.logits[0, -1].float()
     if bool(logits.isnan().any()):
@@ -322,14 +318,14 @@ def _recorded(
 
 
 def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache, candidates: int) -> Any:
-    """Prefill a prompt and return the model's output for its last token.
+    """Prefill a prompt and return the model's output for the prompt's last token.
 
-    A state cannot drop tokens. If layers have states and the tokens after the first `candidates` will be fed again, the prompt is
-    fed in two parts, and copies of the states after the first part are restored.
+    A recurrent state cannot drop tokens. If layers have states and the tokens after the first `candidates` will be fed again,
+    the first `candidates` tokens are fed separately, and the states after them are restored at the end.
 
     Args:
         inputs: arguments of the model's forward.
-        cache: empty, from `session.new_cache`.
+        cache: an empty cache of `session.new_cache`.
     """
     model, length = session.model, inputs["input_ids"].shape[1]
     options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
@@ -361,50 +357,54 @@ def feed(session: Session, inputs: Mapping[str, Tensor], cache: CompressedCache,
     return output
 
 
-def merge_scores(made: Sequence[Prefilled], cells: Sequence[CellSpec], protocol: str) -> None:
-    """Replace the first prefill's scores and summaries by their means over all prefills, and its times by their sums.
+def merge_scores(prefills: Sequence[Prefilled], cells: Sequence[CellSpec], protocol: str) -> None:
+    """Replace the scores and summaries of the first prefill by means over all prefills, and the times by sums.
 
-    Columns of scores after the context are dropped. A score that failed for one prompt counts as failed. Scores of a replay are
-    independent of the question, so they stay those of the first prefill.
+    Score columns after the context are dropped. A score that failed for one prompt counts as failed. Replay scores do not depend
+    on the question and stay unchanged.
 
     Args:
-        made: prefills of prompts that begin with the same context.
+        prefills: prefills of prompts that begin with the same context.
         cells: cells of `protocol`.
     """
-    lengths = [one.lengths[protocol] for one in made]
+    lengths = [one.lengths[protocol] for one in prefills]
     evicting = [cell for cell in cells if cell.evicts(lengths[0].reduced)]
     asking = [cell for cell in evicting if not cell.compressor.needs.replay]
     score_keys = {tuple(score_key(cell, one) for one in lengths) for cell in asking}
     summary_keys = {tuple(summary_key(cell, one) for one in lengths) for cell in evicting}
-    made[0].seconds.update({phase: sum(one.seconds.get(phase, 0.0) for one in made) for phase in made[0].seconds})
+    prefills[0].seconds.update(
+        {phase: sum(one.seconds.get(phase, 0.0) for one in prefills) for phase in prefills[0].seconds}
+    )
     for keys in [*score_keys, *(keys for keys in summary_keys if keys[0] is not None)]:
-        pairs = [(one, key) for one, key in zip(made, keys, strict=True) if key is not None]
-        made[0].score_seconds[pairs[0][1]] = sum(one.score_seconds[key] for one, key in pairs)
+        pairs = [(one, key) for one, key in zip(prefills, keys, strict=True) if key is not None]
+        prefills[0].score_seconds[pairs[0][1]] = sum(one.score_seconds[key] for one, key in pairs)
         failed = [one.failures[key] for one, key in pairs if key in one.failures]
         if failed:
-            made[0].failures[pairs[0][1]] = failed[0]
+            prefills[0].failures[pairs[0][1]] = failed[0]
     for keys in score_keys:
-        if keys[0] not in made[0].failures:
-            layers = zip(*(one.scores[key] for one, key in zip(made, keys, strict=True)), strict=True)
+        if keys[0] not in prefills[0].failures:
+            layers = zip(*(one.scores[key] for one, key in zip(prefills, keys, strict=True)), strict=True)
             context = lengths[0].candidates
-            made[0].scores[keys[0]] = [torch.stack([s[:, :context] for s in layer]).mean(0) for layer in layers]
-            fallback_names = [fallback for one, key in zip(made, keys, strict=True) for fallback in one.fallbacks[key]]
-            made[0].fallbacks[keys[0]] = list(dict.fromkeys(fallback_names))
+            prefills[0].scores[keys[0]] = [torch.stack([s[:, :context] for s in layer]).mean(0) for layer in layers]
+            fallback_names = [
+                fallback for one, key in zip(prefills, keys, strict=True) for fallback in one.fallbacks[key]
+            ]
+            prefills[0].fallbacks[keys[0]] = list(dict.fromkeys(fallback_names))
     for keys in summary_keys:
-        if keys[0] is not None and keys[0] not in made[0].failures:
-            summaries = [one.summaries[key] for one, key in zip(made, keys, strict=True) if key is not None]
-            made[0].summaries[keys[0]] = {
+        if keys[0] is not None and keys[0] not in prefills[0].failures:
+            summaries = [one.summaries[key] for one, key in zip(prefills, keys, strict=True) if key is not None]
+            prefills[0].summaries[keys[0]] = {
                 layer: torch.stack([part[layer] for part in summaries]).mean(0) for layer in summaries[0]
             }
 
 
 @dataclass(eq=False)
 class PrefillGroup:
-    """One prefill of one prompt, shared by cells of one or several protocols, with everything needed to answer.
+    """One prefill of one prompt, with all that is needed to answer the prompt with the cells that share the prefill.
 
     Attributes:
-        prompt: the whole prompt; `prefilled.prompt` is the prefilled part.
-        longest: tokens of the longest text that is fed as an answer, the dataset's reference answer included.
+        prompt: the whole prompt; `prefilled.prompt` has the prefilled tokens.
+        longest: largest number of tokens that are fed as an answer; the dataset's reference answer counts.
     """
 
     model: nn.Module
@@ -418,27 +418,28 @@ class PrefillGroup:
 
     @property
     def heads(self) -> int:
-        """Number of KV heads of all layers."""
+        """Number of KV heads in all compressed layers together."""
         layers = self.prefilled.cache.compressed
         return layers[0].keys.shape[1] * len(layers)
 
     def reserve(self, protocol: str) -> int:
-        """Return the number of slots to reserve in a reduced cache for the fed prompt tokens and the longest answer."""
+        """Return the spare slots of a reduced cache, for the fed prompt tokens and the longest answer."""
         return slack(self.longest, self.prefilled.lengths[protocol].fed)
 
     def room(self, protocol: str) -> int:
-        """Return the largest number of slots that fed prompt tokens and a new answer take, for a cell of this protocol."""
+        """Return the largest number of slots that the fed prompt tokens and a generated answer take."""
         return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
 
     def lead(self, protocol: str) -> tuple[Tensor, int]:
-        """Return the prompt tokens to feed before the answer, int64 `[1, fed]`, and the offset of the first fed token.
+        """Return the prompt tokens to feed before the answer, int64 `[1, fed]`, and an offset.
 
-        The offset is counted from the last prefilled token. If `fed` is 0, the first fed token is the answer's.
+        The offset is the distance of the first token that is fed from the last prefilled token. If `fed` is 0, this token is the
+        first token of the answer.
         """
         lengths = self.prefilled.lengths[protocol]
         return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
 
 
 def slack(longest: int, fed: int) -> int:
-    """Return the slots to reserve for `fed` tokens of the prompt and an answer of at most `longest`."""
+    """Return the spare slots for `fed` prompt tokens and an answer of at most `longest` tokens."""
     return longest + fed + 1

@@ -1,4 +1,4 @@
-"""Pictures and videos of a document, processed once for the prompts of all its questions."""
+"""Process the images and videos of a document once for all questions about the document."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from typing import Any
 
 
 class SharedMedia:
-    """A processor for prompts that differ only in their text.
-
-    Args:
-        processor: a model's processor; it is not changed.
+    """Processor for prompts with the same media and different texts.
 
     Attributes:
-        processor: a copy whose image and video processors return their previous result for the same media and settings.
-            Texts are tokenised each time.
+        processor: copy of a model's processor that reuses the previous result for the same media and settings.
     """
 
     def __init__(self, processor: Any):
@@ -30,7 +26,7 @@ class SharedMedia:
         self._read: dict[str, Any] | None = None
 
     def media(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the processor's arguments for the media. `read` makes them, at the first call only."""
+        """Return the processor's arguments for the media: the result of `read`, which is called once."""
         if self._read is None:
             self._read = read()
         return self._read
@@ -60,5 +56,5 @@ class _Repeating:
 
 
 def _leaves(media: Any) -> list[Any]:
-    """Return the pictures and frames of nested lists in one list, in order."""
+    """Return the images and frames of nested lists in one list, in order."""
     return [leaf for one in media for leaf in _leaves(one)] if isinstance(media, list | tuple) else [media]

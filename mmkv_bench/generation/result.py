@@ -1,7 +1,4 @@
-"""The specification of a cell, its result for one prompt, and the functions that fill the result.
-
-The fork engine and the single run (`sharing=off`) use the same functions, with counts of `compression/entry_counts.py`.
-"""
+"""Cells, their results for one prompt, and functions that fill the results."""
 
 from __future__ import annotations
 
@@ -24,14 +21,14 @@ from mmkv_bench.store.response import Response, pack_kept
 
 @dataclass(frozen=True)
 class CellSpec:
-    """Specification of a cell: one method with one budget under one protocol, as prompts are answered with it.
+    """A cell: one (method, budget, protocol, seed) setting with which prompts are answered.
 
     Attributes:
-        cell: the cell's name (its hash in a run).
+        cell: the cell's name (a hash in runs).
         compressor: the method.
         budget: None for the full cache.
-        keep_indices: whether the row stores the indices of the kept entries.
-        stream: settings of protocols that stream.
+        keep_indices: whether rows store the indices of kept entries.
+        stream: settings of `protocol=stream`.
     """
 
     cell: str
@@ -43,7 +40,7 @@ class CellSpec:
     stream: StreamSettings = READ_AS_ASKED
 
     def entries(self, length: int) -> int:
-        """Return the budget C in entries per KV head for a prompt (or context) of `length` tokens; `length` for `full`."""
+        """Return the budget C in entries per KV head for `length` prompt (or context) tokens; `length` for the full cache."""
         return length if self.budget is None else self.budget.entries_for(length)
 
     def evicts(self, length: int) -> bool:
@@ -56,32 +53,29 @@ class CellSpec:
 
     @property
     def serves_all_questions(self) -> bool:
-        """True if a document with several questions is compressed only once, independent of the question that is asked."""
+        """Whether one compressed cache of a document serves all questions about the document."""
         return protocol(self.protocol).serves_all_questions(self.compressor.needs.answer)
 
     @property
     def tokens_from_full(self) -> int:
-        """Number of answer tokens that come from the full cache. The protocol sets it; a decode policy that waits raises it."""
+        """Number of first answer tokens that come from the full cache, set by the protocol or the decode policy."""
         policy = self.compressor.decoding
         return max(protocol(self.protocol).from_prefill, 0 if policy is None else policy.tokens_from_full)
 
 
 class ForkResult(Response):
-    """One cell's answer to one prompt: the columns of the response row that generation fills.
+    """One cell's result for one prompt: the columns of the response row that generation fills.
 
     Attributes:
-        selected: per layer int32 `[Hkv, m]` in host memory, the kept indices, ascending, padded on the left with -1.
-            `kept_digest` is their digest. Not a column of the row. None if nothing was counted.
+        selected: kept indices per layer, int32 `[Hkv, m]` in host memory, ascending, padded on the left with -1; None if not
+            counted. Not a column of the row.
     """
 
     selected: Sequence[Tensor] | None = None  # a class attribute, not a field of the row
 
 
 def blank(cell: CellSpec, prompt: EncodedPrompt, **circumstances: Any) -> ForkResult:
-    """Return the result of a cell before its answer, with only the columns of the prompt and of the run's circumstances.
-
-    circumstances: further columns and their values.
-    """
+    """Return a cell's result before the answer, with the columns of the prompt and of `circumstances` (column -> value)."""
     return ForkResult(
         cell.cell,
         prompt_tokens=prompt.length,
@@ -93,10 +87,9 @@ def blank(cell: CellSpec, prompt: EncodedPrompt, **circumstances: Any) -> ForkRe
 
 
 def digest(kept: Sequence[Tensor]) -> str:
-    """Return 16 hex digits over the kept indices of all layers and heads; equal digests mean equal selections.
+    """Return a digest of the kept indices of all layers and heads, 16 hex digits.
 
-    Args:
-        kept: per layer int64 `[Hkv, m]`, ascending, -1 = padding.
+    kept: int64 `[Hkv, m]` per layer, ascending, padded on the left with -1.
     """
     running = hashlib.sha256()
     for index in kept:
@@ -120,7 +113,7 @@ def status_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return one line for the row's `error` column: class and first line of the message."""
+    """Return an exception's class and the first line of the message, for the column `error`."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
 
@@ -129,11 +122,9 @@ POSITION_BYTES = 4  # int32 per slot and KV head
 
 
 def fill_asked(result: ForkResult, cell: CellSpec, lengths: Lengths, heads: int, types: Tensor | None) -> None:
-    """Fill the columns of the budget that a cell requests for a prompt, and the method's fallbacks on this prompt.
+    """Fill the columns of a cell's requested budget for a prompt, and the method's fallbacks.
 
-    Args:
-        heads: number of KV heads of all layers.
-        types: int `[>= T]` token types, None when unknown.
+    heads: number of KV heads of all layers together. types: token types, int `[>= T]`; None if unknown.
     """
     length, compressor = lengths.reduced, cell.compressor
     entries = cell.entries(length)
@@ -156,13 +147,13 @@ def fill_stored(
 ) -> None:
     """Fill the columns of a cell's stored entries and bytes right after the reduction.
 
-    Tokens that are fed again and are part of C (the last token under `strict`) count as one entry each per head.
+    Each token that is fed again and counts against the budget C (the last token under `strict`) counts as one entry per KV head.
 
     Args:
-        index: per layer int64 `[Hkv, m]`, the selected entries.
+        index: the selected entries, int64 `[Hkv, m]` per layer.
         layers: counts of each layer.
-        slot: bytes of one head's key and value.
-        state: bytes of layers that are not compressed, which are stored and read whole.
+        slot: bytes of one token's key and value in one KV head.
+        state: bytes of layers that are not compressed.
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]
@@ -190,7 +181,7 @@ def fill_stored(
 def fill_answer(
     result: ForkResult, cell: CellSpec, lengths: Lengths, tokens: Sequence[int], finish: str | None, text: str
 ) -> None:
-    """Fill the columns of the answer, and of the number of its tokens that come from the reduced cache."""
+    """Fill the columns of the answer, and the number of answer tokens that come from the reduced cache."""
     result.token_ids, result.n_tokens = list(tokens), len(tokens)
     result.finish_reason, result.answer = finish, text
     from_full = result.n_tokens if cell.keeps_all(lengths.reduced) else cell.tokens_from_full

@@ -1,8 +1,7 @@
-"""Rules of greedy decoding set by a model folder and a task, applied exactly as stock `generate()` applies them.
+"""Greedy decoding with the settings of a model folder and a task, as in transformers' `generate()`.
 
-Every field of transformers' `GenerationConfig` is either reproduced (with transformers' own processors and stopping
-criteria), irrelevant, or refused before any work. A field added by a later transformers is in none of the three tables:
-any value of it is refused until somebody has reviewed the field.
+Every field of transformers' `GenerationConfig` is reproduced (with transformers' processors and stopping criteria),
+irrelevant, or refused. Any value of a field in none of the three tables is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ IRRELEVANT: Mapping[str, str] = {
     "transformers_version": "bookkeeping",
 }  # fmt: skip
 
-# Would change the tokens and cannot be reproduced; besides None only the listed values are harmless.
+# Fields that would change the tokens and cannot be reproduced; allowed are None and the listed values.
 REFUSED: Mapping[str, tuple] = {
     "num_beams": (1,),
     "num_return_sequences": (1,),
@@ -92,10 +91,7 @@ REFUSED: Mapping[str, tuple] = {
 
 
 def check(config: GenerationConfig) -> None:
-    """Raise UnsupportedError for a generation config with a setting that the shared decode loop cannot reproduce.
-
-    The message names the setting and its value.
-    """
+    """Raise UnsupportedError for a generation config with a setting that batched greedy decoding cannot reproduce."""
     for name in vars(GenerationConfig()):
         value = getattr(config, name, None)
         if value is None or name in REPRODUCED or name in IRRELEVANT:
@@ -119,10 +115,10 @@ class DecodeRules:
     """Greedy decoding with its processors and stopping rules.
 
     Attributes:
-        max_new_tokens: most new tokens.
-        eos: ids that end an answer (kept as its last token).
+        max_new_tokens: largest number of answer tokens.
+        eos: token ids that end an answer; the end token belongs to the answer.
         stop_strings: texts that end an answer.
-        options: keyword arguments with which stock `generate()` decodes in the same way.
+        options: keyword arguments with which transformers' `generate()` decodes in the same way.
         config: the model folder's generation config, merged with the task's settings.
     """
 
@@ -134,19 +130,18 @@ class DecodeRules:
     tokenizer: object = None
 
     def shortened(self, max_new_tokens: int) -> DecodeRules:
-        """Return the same rules with fewer new tokens."""
+        """Return the same rules with another `max_new_tokens`."""
         return replace(self, max_new_tokens=max_new_tokens, options={**self.options, "max_new_tokens": max_new_tokens})
 
     @classmethod
     def read(cls, config: GenerationConfig, task: Mapping[str, Any], tokenizer: object = None) -> DecodeRules:
         """Return the decoding rules of a model folder's generation config, merged with a task's settings.
 
-        Sampling settings of the folder are ignored, because benchmarks decode greedily; those of the task are refused. `until` is
-        lmms-eval's name for `stop_strings`. Blank stop strings (lmms-eval's default is a blank line) are dropped, as in
-        lmms-eval's model classes, because answers may contain blank lines.
+        Sampling settings of the folder are ignored; a task that requests sampling is refused. `until` is lmms-eval's name for
+        `stop_strings`. Blank stop strings are dropped, as in lmms-eval's model classes, because answers may contain blank lines.
 
         Raises:
-            UnsupportedError: sampling, beams, or any other setting whose effect this loop cannot reproduce.
+            UnsupportedError: sampling, beams, or another setting that batched greedy decoding cannot reproduce.
         """
         _check_task(task)
         max_new = task.get("max_new_tokens")
@@ -192,7 +187,7 @@ class DecodeRules:
         return rules
 
     def processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
-        """Return stock logits processors in stock's order. They read ids `[R, length]` and logits `[R, V]` in float32."""
+        """Return transformers' logits processors in transformers' order, for ids `[R, length]` and float32 logits `[R, V]`."""
         config, eos = self.config, torch.tensor(self.eos, device=device)
         processors = LogitsProcessorList()
         if config.repetition_penalty is not None and config.repetition_penalty != 1.0:
@@ -219,11 +214,14 @@ class DecodeRules:
 
     @cached_property
     def stopper(self) -> StopStringCriteria | None:
-        """The stock criterion that ends rows of `[R, length]` ids at a stop string; None without stop strings."""
+        """Transformers' stopping criterion for ids `[R, length]`; None without stop strings."""
         return StopStringCriteria(self.tokenizer, list(self.stop_strings)) if self.stop_strings else None
 
     def finish(self, ids: Tensor, new: int) -> str | None:
-        """Return the reason why the row `[1, T + new]` ends: `eos`, `stop` or `length`; None if it continues."""
+        """Return why an answer ends, `eos`, `stop` or `length`; None if it continues.
+
+        ids: `[1, T + new]`, the prompt and `new` answer tokens.
+        """
         if int(ids[0, -1]) in self.eos:
             return "eos"
         if self.stopper is not None and bool(self.stopper(ids, None)[0]):

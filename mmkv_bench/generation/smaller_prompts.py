@@ -1,19 +1,15 @@
-"""Make prompts smaller: cut those longer than a model's context, or to a budget (the controls `pixels` and `cut_prompt`).
+"""Make prompts smaller, to fit a model's context or a budget.
 
-A dataset requests a cut with its generation setting `cut_prompt`; without it a prompt that is too long is an error of
-its sample. Lengths are counted as the model reads them, template included, and room for the answer is left.
+A dataset's generation setting `cut_prompt` says how a prompt that exceeds the model's context is cut:
 
-- `middle` follows LongBench (Bai et al. 2023, section 4.1 and pred.py of its code): the first and the last half of the
-  tokens that fit are kept, because instructions and questions are at both ends. LongBench's code has fixed lengths, a
-  little below the context of each model.
-- `left` follows MileBench (Song et al. 2024, utils.py of its code): the instruction is kept, and pieces of text and
-  images are added from the end until the next one does not fit; if the last piece is a text that is too long by itself,
-  its end is kept. MileBench adds up an estimate, 576 tokens an image, up to the whole context.
+- `middle` follows LongBench (Bai et al. 2023, section 4.1 and pred.py of its code): keep equally many first and last tokens,
+  because instructions and questions are at both ends.
+- `left` follows MileBench (Song et al. 2024, utils.py of its code): keep the instruction and as many of the last pieces (texts
+  and images) as fit; if not even the last piece fits and it is a text, keep the end of this text.
 
-`pixels` is the full cache of a smaller prompt, in place of a part of the whole prompt's cache. There are `LEVELS`
-sizes: shares of the sides of images, of tiles if a family counts these, and of a video's frames. Bisection finds the
-largest size whose prompt has no more entries than the budget; the model's own processor encodes each size. `cut_prompt`
-does the same for text, whose sizes are shares of the prompt's tokens, cut as by `middle`.
+The methods `pixels` and `cut_prompt` are controls: they use the full cache of a smaller prompt in place of a compressed cache.
+`pixels` scales image sides or tiles, and the number of video frames; `cut_prompt` cuts text as `middle` does. Bisection over
+`LEVELS` sizes finds the largest size whose prompt fits the budget.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ WAYS = (None, "middle", "left")
 
 
 def check_way(way: Any) -> str | None:
-    """Return the value of the setting `cut_prompt`. Raises UnsupportedError: the value is not in `WAYS`."""
+    """Return the value of the setting `cut_prompt`; raise UnsupportedError if the value is not in `WAYS`."""
     if way not in WAYS:
         raise UnsupportedError(
             f"cut_prompt={way!r}; allowed: middle (text), left (text and images), or null to refuse prompts that are too long"
@@ -42,10 +38,7 @@ def check_way(way: Any) -> str | None:
 
 
 def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new_tokens: int) -> int | None:
-    """Return the largest allowed number of prompt tokens; None: no limit.
-
-    It is the lower of the configured limit and the model's context minus the answer.
-    """
+    """Return the lower of the configured limit and the model's context minus the answer, in tokens; None: no limit."""
     limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
     limits += [] if max_context is None else [max_context - max_new_tokens]
     return min(limits, default=None)
@@ -62,8 +55,8 @@ def fitted(
     """Return the messages and images of a prompt, cut as `generation` requests if it has more than `limit` tokens.
 
     Args:
-        generation: settings of the dataset; `cut_prompt` names the kind of cut.
-        instruction: beginning of the prompt, which a cut from the left keeps.
+        generation: the dataset's generation settings.
+        instruction: beginning of the prompt, which `left` keeps.
 
     Raises:
         UnsupportedError: see `middle` and `cut_from_left`.
@@ -75,13 +68,13 @@ def fitted(
 
 
 def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: int = 0) -> list[dict]:
-    """Return the messages; if the rendered prompt has more than `limit` tokens, the middle of their text is left out.
+    """Return the messages, without the middle of the text if the rendered prompt has more than `limit` tokens.
 
     Args:
-        least: number of text tokens to keep independently of the limit.
+        least: number of text tokens to keep even if the limit is exceeded.
 
     Raises:
-        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
+        UnsupportedError: anything but one message of text, a text with a media marker, or a limit that leaves no text.
     """
     if limit is None:
         return list(messages)
@@ -118,17 +111,15 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None, least: i
 def cut_from_left(
     processor: Any, messages: Sequence[dict], images: Sequence, instruction: str, limit: int | None
 ) -> tuple[list[dict], list]:
-    """Return the messages and images of a prompt, without pieces at its beginning if it has more than `limit` tokens.
-
-    The number of tokens is assumed to grow with the number of pieces.
+    """Return the messages and images of a prompt, without the first pieces if the prompt has more than `limit` tokens.
 
     Args:
-        instruction: beginning of the first message, which is kept; "" for none.
-        limit: None = any number of tokens.
+        instruction: beginning of the message, which is kept; "" for none.
+        limit: None: no limit.
 
     Raises:
-        UnsupportedError: messages that are not one user's text and images, or do not begin with the instruction; or a limit that
-            leaves no text.
+        UnsupportedError: anything but one message of text and images that begins with the instruction, or a limit that leaves no
+            piece.
     """
     if limit is None:
         return list(messages), list(images)
@@ -144,10 +135,7 @@ def cut_from_left(
     head, text_after_instruction = _behind(pieces, instruction)
 
     def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
-        """Return messages and images of the shortened prompt: the instruction and the final `count` pieces.
-
-        last: a text that follows the instruction in place of the pieces.
-        """
+        """Return messages and images with the instruction and the last `count` pieces, or the text `last` in their place."""
         tail = (
             text_after_instruction[len(text_after_instruction) - count :]
             if last is None
@@ -175,13 +163,9 @@ def cut_from_left(
 
 
 def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> tuple[list[dict], list]:
-    """Return messages and images of a prompt: the instruction, and as many of a text's last tokens as fit.
+    """Return messages and images of a prompt: the instruction, and as many of the last tokens of `piece` as fit.
 
-    Args:
-        piece: the part with the text.
-        kept: function that returns the prompt for a text.
-        fits: function that tells whether a prompt is short enough.
-        refusal: beginning of the error's message.
+    kept, fits: the functions of `cut_from_left`. refusal: beginning of the error message.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     ids = tokenizer(piece["text"], add_special_tokens=False)["input_ids"] if piece["type"] == "text" else []
@@ -203,10 +187,7 @@ def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> 
 
 
 def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> list[dict]:
-    """Return the parts of a prompt that is one message with parts of these `kinds`; raise UnsupportedError otherwise.
-
-    refusal: the error's message.
-    """
+    """Return the pieces of a prompt of one message; raise UnsupportedError if a piece is not of these `kinds`."""
     content = messages[0]["content"] if len(messages) == 1 else None
     pieces = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not pieces or any(piece["type"] not in kinds for piece in pieces):
@@ -215,10 +196,7 @@ def _pieces(messages: Sequence[dict], kinds: Sequence[str], refusal: str) -> lis
 
 
 def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[dict]]:
-    """Split the parts of a prompt into the instruction at its beginning and the rest.
-
-    Raises UnsupportedError: the prompt does not begin with the instruction.
-    """
+    """Split the pieces of a prompt into the instruction and the rest; raise UnsupportedError without the instruction."""
     if not instruction:
         return [], list(parts)
     first_text = parts[0].get("text", "")
@@ -238,12 +216,12 @@ LEVELS = 256
 
 @dataclass
 class SmallerPrompts:
-    """Prompts of one sample at smaller sizes.
+    """Prompts of one sample at smaller sizes, called levels, from 1 to `LEVELS`.
 
     Attributes:
         encode: function from a share (of sides, tiles and frames, or of text) to the prompt of this size.
         whole: the sample's prompt at full size.
-        made: level -> prompt, for the levels encoded so far. A level is a size, from 1 to `LEVELS`.
+        made: level -> prompt, for the levels encoded so far.
     """
 
     encode: Callable[[float], EncodedPrompt]
@@ -256,13 +234,12 @@ class SmallerPrompts:
         return lengths_of(protocol(spec.protocol), self.whole, self.family)
 
     def at(self, level: int) -> EncodedPrompt:
-        """Return the prompt at a level, which is a size from 1 to `LEVELS`."""
         if level not in self.made:
             self.made[level] = self.encode(level / LEVELS)
         return self.made[level]
 
     def within(self, spec: CellSpec) -> int:
-        """Return the largest level whose prompt fits the cell's budget; 1, the smallest level, if none does."""
+        """Return the largest level below `LEVELS` whose prompt fits the cell's budget; 1 if none does."""
         entries, protocol_rules = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
         fitting_level, too_large_level = 1, LEVELS
         while too_large_level - fitting_level > 1:
@@ -273,10 +250,7 @@ class SmallerPrompts:
 
 
 def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFacts) -> list[CellSpec]:
-    """Return the cells that have to be answered from a smaller prompt.
-
-    These are cells of `pixels` and `cut_prompt` for which the whole prompt exceeds the budget.
-    """
+    """Return the cells of `pixels` and `cut_prompt` for which the whole prompt exceeds the budget."""
     candidates = [spec for spec in specs if spec.compressor.resamples]
     candidates = [spec for spec in candidates if prompt.visual_tokens or not spec.compressor.needs_visual]
     return [spec for spec in candidates if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]
@@ -287,10 +261,7 @@ def answered(
     specs: Sequence[CellSpec],
     answer: Callable[[EncodedPrompt, list[CellSpec]], Iterator[list[ForkResult]]],
 ) -> Iterator[list[ForkResult]]:
-    """Answer each cell from its smaller prompt; yield lists of results as soon as they are ready.
-
-    answer: function that answers cells of `full` on a prompt.
-    """
+    """Answer each cell from its smaller prompt; yield lists of results. answer: answers cells of `full` on a prompt."""
     groups: dict[int, list[CellSpec]] = {}
     for spec in specs:
         groups.setdefault(smaller.within(spec), []).append(spec)
@@ -302,7 +273,7 @@ def answered(
 
 
 def _accounted(result: ForkResult, spec: CellSpec, smaller: SmallerPrompts, small: EncodedPrompt) -> ForkResult:
-    """Return the result of a smaller prompt as the cell's result, with budget and ratios relative to the whole prompt."""
+    """Return the smaller prompt's result as the cell's result, with budget and ratios relative to the whole prompt."""
     whole, lengths = smaller.whole, smaller.lengths(spec)
     reduced = lengths_of(protocol(spec.protocol), small, smaller.family).reduced
     result.prompt_tokens, result.visual_tokens = whole.length, whole.visual_tokens

@@ -1,8 +1,8 @@
-"""protocol=stream: a video, pictures or a text are read chunk by chunk under a hard cap, then the question is answered.
+"""protocol=stream: prefill a video, pictures or a text chunk by chunk with a limited cache, then answer the question.
 
-A layer never stores more than the cap and a chunk. Each method has its own prefill, because evicted entries change the states
-of later tokens. A method reads a stream only once for all questions about a document, and for all points (`ask_at`) at which
-they are asked. The cache is copied at each point but the last, and answers restore it, so they do not change the reading.
+No KV head stores more entries than the budget and one chunk. Each (method, budget) setting prefills separately, because evicted
+entries change the hidden states of later tokens, but only once for all questions about a document and for all points (`ask_at`)
+at which a question is asked.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def run_streams(
 ) -> list[ForkResult]:
     """Answer one prompt under protocol=stream; return one result per cell, in the order of `cells`.
 
-    An error becomes a result's status. Cells that differ only in `ask_at` share one reading of the stream.
+    An error becomes a result's status. Cells that differ only in `ask_at` share one prefill of the context.
 
     Args:
         session: an open session of the model.
-        measured: the rows' value of `measured`; `own` under `sharing=off`.
-        held: cell settings -> the last stream that was read, for the next questions about its document; None: every question
-            reads the stream again.
+        measured: value of the column `measured`; `own` under `sharing=off`.
+        held: cell settings -> the last prefilled context, for further questions about the same document; None: prefill for every
+            question.
     """
     groups: dict[Any, list[CellSpec]] = {}
     for cell in cells:
@@ -82,7 +82,7 @@ def run_streams(
 
 @dataclass
 class _Asking:
-    """Answers the cells that share one reading of a stream; it has the model, the settings and the prompt."""
+    """Model, settings and prompt, for the cells that share one prefill of the context."""
 
     session: Session
     family: ModelFacts
@@ -133,7 +133,7 @@ class _Asking:
         devices.at(next(self.session.model.parameters()).device).release()
 
     def _read(self, cell: CellSpec, reader: Reader, ends: set[int], stream: Held) -> None:
-        """Read the stream once. At each of `ends` (numbers of tokens read), add the cache's state or the error to `stream`."""
+        """Prefill the context once; for each of `ends` (numbers of tokens), add the state there, or an error, to `stream`."""
         prompt, document, last = reader.prompt, self.whole.document, reader.length
         question = self.whole.length - lengths_of(protocol(cell.protocol), self.whole, self.family).reduced
         question += 0 if document is None else max(0, document.longest - self.whole.length)
@@ -169,10 +169,7 @@ class _Asking:
                 stream.stops[end] = error.with_traceback(None)
 
     def _answer(self, cell: CellSpec, reader: Reader, stop: Stop, spent: float, result: ForkResult) -> None:
-        """Answer a cell's question from the state at a stop of the stream, and fill `result`.
-
-        spent: seconds of reading that count towards `timeout_s`.
-        """
+        """Answer a cell's question from the state `stop`, and fill `result`. spent: seconds of `timeout_s` already used."""
         session, prompt, meter, cache = self.session, reader.prompt, self.meter, stop.cache
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s - spent
         lengths = reader.lengths

@@ -1,4 +1,4 @@
-"""One stream through one method, with peaks of memory per phase; also without a device (`forecast/dry_run.py`)."""
+"""One prefill in chunks (protocol=stream) with one method, to record memory peaks; `forecast/dry_run.py` simulates it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mmkv_bench.generation.stream_reading import read
 from mmkv_bench.protocols import StreamSettings
 
 _QUESTION, _TEMPLATE = 9, 8
-"""Assumed tokens of the question at the prompt's end, and how many of these belong to the chat template."""
+"""Assumed number of question tokens at the prompt's end, and how many of these belong to the chat template."""
 
 
 @torch.no_grad()
@@ -38,12 +38,11 @@ def run(
     chunk: int,
     reserve: int = 32,
 ) -> CompressedCache:
-    """Read a text prompt `ids` `[1, T]` as a stream, `chunk` tokens at a time, then feed its question; record memory peaks.
+    """Prefill a text prompt in chunks of `chunk` tokens, feed the question, and record memory peaks per phase in `peaks`.
 
     Args:
-        types: int `[1, T]`, all 0.
-        peaks: receives the peaks of memory per phase.
-        reserve: slots for the answer's tokens.
+        ids, types: int `[1, T]`; `types` are all 0.
+        reserve: spare slots for the answer's tokens.
 
     Returns:
         The cache after the question. Raises the errors of `check_streams`.

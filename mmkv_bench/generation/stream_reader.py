@@ -1,7 +1,4 @@
-"""A prompt as a stream: its chunks, and the model's inputs for each chunk.
-
-Position ids of the whole stream are computed once and sliced; the vision tower runs on the frames of one chunk at a time.
-"""
+"""Divide a prompt into chunks (protocol=stream), and slice the model's inputs of each chunk."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ from mmkv_bench.protocols import Lengths, protocol
 VIDEO = ("pixel_values_videos", "video_grid_thw")
 PICTURES = ("pixel_values", "image_grid_thw")
 STACKED = ("pixel_values", "pixel_attention_mask")
-"""Names of the model inputs of a medium, for families that can be read as streams: pixels and grids; for `STACKED`, pixels of
-frames of one size, `[1, frames, ...]`, and their mask."""
+"""Names of model inputs: pixels and grids of a video or of pictures; for `STACKED`, pixels of frames of one size,
+`[1, frames, ...]`, and their mask."""
 _ROUNDING = 1e-9
 
 
 class Clip(NamedTuple):
-    """One chunk of a stream: tokens `start` to `end - 1`, with frames `first` to `last - 1` (none for a text).
+    """One chunk of a prompt: tokens `start` to `end - 1`, with frames `first` to `last - 1` (none for a text).
 
-    A frame is what the model reads at once: a temporal patch of a video, a picture, or a tile.
+    A frame here is a temporal patch of a video, a picture, or a tile.
     """
 
     start: int
@@ -44,21 +41,21 @@ class Clip(NamedTuple):
 
 
 class Reader:
-    """A prompt as a stream: its chunks, and the model's inputs for each chunk.
+    """The chunks of a prompt, with the model's inputs for each chunk.
 
     Args:
-        prompt: the whole prompt, pixels of all frames included.
-        cell: gives the chunks, and the place of the question.
+        prompt: the whole prompt, with the pixels of all frames.
+        cell: its `stream` settings give the chunk size, and the point of the context at which the question is asked.
 
     Attributes:
-        prompt: the stream up to the question, and the question.
-        length: number of tokens before the question. If the question comes before the end of the context, only whole chunks
-            count, and the last frame's closing token is fed with the question.
-        lengths: the lengths of `prompt` under the cell's protocol.
+        prompt: the context before the question, and the question.
+        length: number of context tokens before the question. If the question is asked before the context's end, `length` covers
+            whole chunks, and a closing token of the last frame is fed with the question.
+        lengths: lengths of the attribute `prompt` under the cell's protocol.
         asked: number of chat-template tokens that are fed after each chunk and then removed.
         compact: whether kept entries get consecutive positions.
         clips: the chunks.
-        positions: position ids of the whole prompt, `[3, 1, T]` or `[1, T]`.
+        positions: position ids of the attribute `prompt`, `[3, 1, T]` or `[1, T]`.
 
     Raises:
         UnsupportedError: several videos, pictures of several sizes, text before the last of them, or a family whose media cannot
@@ -102,7 +99,7 @@ class Reader:
         return inputs | self._frames_of(self.prompt, clip.first, clip.last)
 
     def frames_left(self, cache: CompressedCache) -> str | None:
-        """Return the numbers of the frames that still have an entry in some head, as text such as `0-3,8`; None for a text."""
+        """Return the numbers of the frames with an entry in any KV head, as text such as `0-3,8`; None for a text prompt."""
         if self.frames is None:
             return None
         stored_tokens = torch.cat([layer.slot_positions().flatten() for layer in cache.layers]).unique()
@@ -111,7 +108,7 @@ class Reader:
         return ranges(frames)
 
     def _asked(self, cell: CellSpec) -> int:
-        """Return the number of chat-template tokens that a cell's method needs after every chunk."""
+        """Return the number of chat-template tokens to feed after every chunk, because the scorer needs their queries."""
         scorer = cell.compressor.scorer
         if scorer is None or not scorer.asks_template:
             return 0
@@ -135,17 +132,14 @@ class Reader:
         return {pixels: prompt.inputs[pixels][first * rows : last * rows], name: seen}
 
     def _places(self, prompt: EncodedPrompt) -> Tensor:
-        """Return the indices of the visual tokens in the prompt, int64 `[frames, tokens per frame]`.
-
-        A temporal patch counts as one frame.
-        """
+        """Return the indices of the visual tokens in the prompt, int64 `[frames, tokens per frame]`."""
         assert self.media is not None, "a text has no visual tokens"
         stacked = self.media == STACKED
         count = prompt.inputs[STACKED[0]].shape[1] if stacked else int(prompt.inputs[self.media[1]][:, 0].sum())
         return (prompt.types[0] > 0).nonzero()[:, 0].view(count, -1)
 
     def _check_advance(self, family: ModelFacts) -> None:
-        """Raise UnsupportedError for `compact` unless all positions of a frame exceed those of the frame before, on all axes."""
+        """Raise UnsupportedError unless all positions of each frame exceed those of the previous frame, on all axes."""
         token_positions = self.positions[..., 0, :].view(-1, self.prompt.length)[:, self._places(self.prompt)]
         if bool((token_positions[:, 1:].amin((0, 2)) <= token_positions[:, :-1].amax((0, 2))).any()):
             raise UnsupportedError(
@@ -156,9 +150,9 @@ class Reader:
     def _until(
         self, prompt: EncodedPrompt, family: ModelFacts, cell: CellSpec, every: int | None
     ) -> tuple[EncodedPrompt, int | None]:
-        """Return the prompt without what comes after the question in the stream, and the number of tokens before the question.
+        """Return the prompt without the context that follows the question, and the number of context tokens before the question.
 
-        The number is None if the question comes after the whole stream. every: frames (or tokens) of a chunk; None: one chunk.
+        The number is None if the question follows the whole context. every: frames (or tokens) of a chunk; None: one chunk.
         """
         share = cell.stream.ask_at
         visual_indices = self._places(prompt) if self.media else None
@@ -210,7 +204,7 @@ class Reader:
 
 
 def _check_media(family: ModelFacts, prompt: EncodedPrompt) -> None:
-    """Raise UnsupportedError for prompts that cannot be read as a stream."""
+    """Raise UnsupportedError for media that cannot be prefilled in chunks."""
     if not prompt.visual_tokens:
         return
     check_chunks(family.rules)
@@ -252,7 +246,7 @@ def _positions(model: Any, prompt: EncodedPrompt) -> Tensor:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Return ascending numbers as ranges: `0-3,8`."""
+    """Return ascending numbers as text with ranges, such as `0-3,8`."""
     ranges_found: list[list[int]] = []
     for number in numbers:
         if ranges_found and number == ranges_found[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The loop that reads a stream chunk by chunk under a cap, and the caches at which questions are asked."""
+"""Prefill a context chunk by chunk with a limited cache, and store the states from which questions are answered."""
 
 from __future__ import annotations
 
@@ -37,15 +37,14 @@ def read(
     identity: str | None = None,
     after: Callable[[int, CompressedCache, Tensor], None] = lambda end, cache, logits: None,
 ) -> tuple[CompressedCache, Tensor]:
-    """Feed all chunks of a stream; return the cache, and the logits `[V]` of the last token before the question.
+    """Prefill all chunks of a context; return the cache, and the logits `[V]` of the last token before the question.
 
     Args:
-        session: an open session of the model; after the call it observes nothing.
+        session: an open session of the model; after the call, the session observes nothing.
         listener: evicts entries after each chunk.
-        meter: measures the phases.
-        deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
+        deadline: `time.monotonic()` after which no further chunk is prefilled.
         identity: seeds random draws; None: the prompt's identity.
-        after: function that is called after every chunk with the number of tokens read, the cache and the last logits.
+        after: function that is called after every chunk with the number of prefilled tokens, the cache and the last logits.
 
     Raises:
         GenerationTimeout: the deadline has passed.
@@ -79,19 +78,18 @@ def read(
 
 
 def copied(cache: CompressedCache) -> CompressedCache:
-    """Return an independent copy of a stream's cache."""
     return CompressedCache.of([layer.clone() for layer in cache.layers if isinstance(layer, StreamLayer)])
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The state of a stream at a point where questions are asked, before the first question.
+    """State after the chunks before a question.
 
     Attributes:
-        logits: logits of the last token that was read, `[V]`.
-        counts: the row's columns about evictions so far.
+        logits: logits `[V]` of the last prefilled token.
+        counts: column -> value, for the row's columns about evictions so far.
         fallbacks: the layers' fallbacks so far.
-        seconds: phase -> seconds of reading.
+        seconds: phase -> seconds so far.
     """
 
     cache: CompressedCache
@@ -103,9 +101,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Held:
-    """A stream that was read once for all questions about a document.
+    """A document's context that was prefilled once for all questions.
 
-    stops: number of tokens read -> the state at that point, or the error that ended the reading before it.
+    stops: number of prefilled tokens -> the state after them, or the error that ended the prefill before.
     """
 
     document: Hashable

@@ -1,9 +1,8 @@
-"""protocol=turns: the questions of a document are asked in turn, in one conversation with the model's own answers.
+"""protocol=turns: the questions about a document are asked one after the other, in a conversation with the model's answers.
 
-The first turn equals `query_aware`. Before each further question the previous turn (question and answer) is fed again in one
-piece, as a server prefills it, so that it follows the entries in the cache. Every layer is then scored by the queries of this
-turn, and no KV head keeps more than the budget. So earlier turns compete with the document for the same entries. The next
-question is fed after the kept entries. It is kept whole and counted separately.
+The first turn equals `query_aware`. Before each further question, the previous turn (question and answer) is fed again in one
+forward pass. Every layer is then scored by this turn's queries, and every KV head is reduced to the budget, so earlier turns and
+the document compete for entries. The new question is fed next; its entries do not count against the budget.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ from mmkv_bench.protocols import Lengths, protocol
 
 
 class Parts(NamedTuple):
-    """The model and the settings that are the same for every turn.
-
-    timeout_s: limit for scoring the document, and for feeding and answering a turn.
-    """
+    """Model and settings of all turns. timeout_s: limit for scoring the document, and for feeding and answering a turn."""
 
     session: Session
     family: ModelFacts
@@ -60,19 +56,18 @@ class Parts(NamedTuple):
 
 @dataclass
 class Conversation:
-    """A cell's conversation after some turns.
+    """State of a cell's conversation after some turns.
 
     Attributes:
         document: the document's identity.
         turns: number of answered turns.
         group: the latest turn's prefill and prompt.
-        cache: the remaining entries of earlier turns, followed by all of the latest turn.
-        cap: C of the document, None for the full cache.
-        said: the latest answer, int64 `[1, n]`, without the token that ended it.
+        cache: kept entries of the document and earlier turns, then all entries of the latest turn.
+        cap: the document's budget C in entries per KV head; None for the full cache.
+        last_answer: tokens of the latest answer, int64 `[1, n]`, without the end token.
         fed: number of tokens of the latest turn in the cache.
-        listener: counts the evictions so far.
-        rows: number of a question -> its result, for turns that were answered on the way to a later one and have not been
-            requested yet.
+        listener: evicts entries, and counts evictions.
+        rows: question number -> result, for answered turns whose results have not been requested yet.
     """
 
     document: str
@@ -80,18 +75,19 @@ class Conversation:
     group: PrefillGroup
     cache: CompressedCache
     cap: int | None
-    said: Tensor
+    last_answer: Tensor
     fed: int
     listener: StreamListener
     rows: dict[int, ForkResult] = field(default_factory=dict)
 
 
 def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt, cell: CellSpec) -> ForkResult:
-    """Answer one prompt, a turn of a conversation, with one cell; return the result. An error becomes its status.
+    """Answer one prompt, a turn of a conversation, with one cell; return the result. An error becomes the result's status.
 
-    Args:
-        held: cell -> its conversation so far. Missing turns before the prompt's own are answered too, so that a row does not
-            depend on which questions a run asks, or in which order.
+    Turns before the prompt's turn are answered first. A result therefore does not depend on the questions that a run asks, nor on
+    their order.
+
+    held: cell -> the conversation so far.
     """
     session, device = parts.session, next(parts.session.model.parameters()).device
     document = prompt.document
@@ -112,10 +108,10 @@ def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt
             meter, question_prompt = Meter(device), prompt if document is None else document.questions[order[turn]]
             result = blank(cell, question_prompt, fork_batch=1, fork_rows=1)
             if conversation is None:
-                conversation = _first(parts, question_prompt, cell, identity, meter, result)
+                conversation = _first_turn(parts, question_prompt, cell, identity, meter, result)
             else:
                 assert document is not None, "a further turn is a further question"
-                conversation = _next(
+                conversation = _next_turn(
                     parts, conversation, document.turns[turn - 1], question_prompt.identity, cell, meter, result
                 )
             result.question_known = None if document is None else ",".join(map(str, order[: turn + 1]))
@@ -132,13 +128,10 @@ def run_turns(parts: Parts, held: dict[str, Conversation], prompt: EncodedPrompt
     return result
 
 
-def _first(
+def _first_turn(
     parts: Parts, prompt: EncodedPrompt, cell: CellSpec, identity: str, meter: Meter, result: ForkResult
 ) -> Conversation:
-    """Answer the first question of a conversation: compress the document for it, as `query_aware` does.
-
-    identity: the document's identity. result: is filled.
-    """
+    """Compress the document for the first question, as `query_aware` does, answer the question, and fill `result`."""
     session, rules = parts.session, parts.rules
     lengths = lengths_of(protocol(cell.protocol), prompt, parts.family)
     reserve = slack(rules.max_new_tokens, lengths.fed)
@@ -163,23 +156,19 @@ def _first(
     listener = StreamListener(cell.compressor, cap, cell.seed, reserve=reserve, phases=meter.phase)
     listener.entries_max = max(layer.stored for layer in cache.compressed)
     conversation = Conversation(identity, 0, group, cache, cap, prompt.input_ids[:, :0], 0, listener)
-    return _answered(conversation, cell, result, _deadline(parts))
+    return _answer_question(conversation, cell, result, _deadline(parts))
 
 
-def _next(
+def _next_turn(
     parts: Parts, talk: Conversation, between: Tensor, identity: str, cell: CellSpec, meter: Meter, result: ForkResult
 ) -> Conversation:
-    """Evict what exceeds the budget from a conversation, and answer its next question.
+    """Evict the entries of a conversation that exceed the budget, answer the next question, and fill `result`.
 
-    Args:
-        talk: the conversation so far.
-        between: int64 `[1, n]`, tokens of the chat template between the latest answer and the next one, question included.
-        identity: the next question's identity.
-        result: is filled.
+    between: int64 `[1, n]`, tokens between the latest answer and the next answer (`turn_tokens`). identity: the next question's.
     """
     previous_group, name, deadline = talk.group, cell.protocol, _deadline(parts)
-    context = torch.cat([previous_group.prompt.input_ids, talk.said], 1)
-    logits, last_position = _settled(parts, talk, cell, meter)
+    context = torch.cat([previous_group.prompt.input_ids, talk.last_answer], 1)
+    logits, last_position = _feed_latest_turn(parts, talk, cell, meter)
     if deadline is not None and time.monotonic() > deadline:
         raise GenerationTimeout(f"feeding turn {talk.turns} again ran past timeout_s")
     ids = torch.cat([context, between.to(context.device)], 1)
@@ -213,19 +202,19 @@ def _next(
     result.fallback = list(dict.fromkeys([*result.fallback, *listener.fallbacks]))
     result.compress_s = meter.seconds.get("compress", 0.0)
     result.prefill_s = max(meter.seconds["prefill"] - result.compress_s, 0.0)
-    return _answered(replace(talk, group=group), capped, result, deadline)
+    return _answer_question(replace(talk, group=group), capped, result, deadline)
 
 
 @torch.no_grad()
-def _settled(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> tuple[Tensor, Tensor]:
-    """Feed the latest turn again in one piece, and evict what exceeds the budget.
+def _feed_latest_turn(parts: Parts, talk: Conversation, cell: CellSpec, meter: Meter) -> tuple[Tensor, Tensor]:
+    """Feed the latest turn again, and evict the entries that exceed the budget.
 
     Returns:
-        Logits `[V]` of the turn's last token, and its position ids.
+        Logits `[V]` and position ids of the turn's last token.
     """
     session, group, cache = parts.session, talk.group, talk.cache
     lead, offset = group.lead(cell.protocol)
-    turn = torch.cat([lead, talk.said], 1)
+    turn = torch.cat([lead, talk.last_answer], 1)
     for layer in cache.compressed:
         layer.forget(talk.fed)
     talk.listener.phases = meter.phase
@@ -252,8 +241,8 @@ def _deadline(parts: Parts) -> float | None:
     return None if parts.timeout_s is None else time.monotonic() + parts.timeout_s
 
 
-def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: float | None) -> Conversation:
-    """Decode the answer to the latest question of a conversation, fill the result, and return the conversation after it."""
+def _answer_question(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: float | None) -> Conversation:
+    """Decode the answer to the latest question, fill the result, and return the conversation with the answer."""
     group, cache, name = talk.group, talk.cache, cell.protocol
     start = group.meter.now()
     answer: Decoded = decode(group, cache, 1, name, deadline)[0]
@@ -271,11 +260,11 @@ def _answered(talk: Conversation, cell: CellSpec, result: ForkResult, deadline: 
     return replace(
         talk,
         turns=talk.turns + 1,
-        said=torch.tensor([answer_tokens], dtype=torch.int64, device=group.prompt.input_ids.device).view(1, -1),
+        last_answer=torch.tensor([answer_tokens], dtype=torch.int64, device=group.prompt.input_ids.device).view(1, -1),
         fed=lengths.fed + len(answer.tokens) - 1,
     )
 
 
 def _without_end(tokens: Sequence[int], finish: str | None) -> list[int]:
-    """Return an answer without the token that ended it, because the chat template writes this token again."""
+    """Return an answer without the end token, which the chat template writes again."""
     return list(tokens[:-1] if finish == "eos" else tokens)

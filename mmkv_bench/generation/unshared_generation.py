@@ -1,7 +1,7 @@
-"""`sharing=off`: one cell through `attach(model, compressor)` and stock `model.generate()`.
+"""`sharing=off`: one (method, budget) setting through `attach(model, compressor)` and transformers' `model.generate()`.
 
-This path is separate from the fork engine: layer-scope methods compress during the prefill, and decoding, positions,
-masks and stopping are transformers' own. The fork engine must agree with it token for token (float32).
+Layer-scope methods compress during the prefill here, and transformers decodes. In float32, `engine.Engine` must give the same
+tokens.
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 
 class _Watch(LogitsProcessor):
-    """Logits processor that records the time of each decode step and ends a generation past its deadline.
-
-    Logits are not changed.
-    """
+    """Logits processor that records the time of each decode step and raises after the deadline. Logits are not changed."""
 
     def __init__(self, meter: Meter, deadline: float | None):
         self.meter, self.deadline = meter, deadline
@@ -66,10 +63,7 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class SingleRunOutput:
-    """Output of a single run.
-
-    `sequences` int64 `[B, T + new]`; `logits` float32 `[B, V]` for each new token; and the session.
-    """
+    """Output of `generate_alone`: `sequences` int64 `[B, T + new]`, `logits` float32 `[B, V]` per new token, the session."""
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
@@ -98,14 +92,14 @@ def generate_alone(
 
     Args:
         inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
-        context: tokens before the cut, for protocols that cut the prompt.
-        answer: `answer_of_full` of the same arguments; None: computed here if the compressor needs it.
-        compile_config: configuration of a compiled decode step; None: decode eagerly, as always if a decode policy acts.
+        context: number of context tokens, for protocols that separate context and question.
+        answer: `answer_of_full` of the same arguments; None: computed here if the compressor needs the answer.
+        compile_config: configuration of a compiled decode step; None: decode eagerly. A decode policy that acts is always eager.
         replay: see `attach`.
         generation: further arguments of `generate()`, for greedy decoding.
 
     Raises:
-        ConfigError: the protocol cuts the prompt, but `context` is missing or does not lie inside the prompt.
+        ConfigError: the protocol separates context and question, but `context` is missing or not inside the prompt.
     """
     ids, protocol_rules = inputs["input_ids"], protocol_named(protocol)
     if protocol_rules.cuts and not (context is not None and 0 < context < ids.shape[1]):
@@ -177,15 +171,12 @@ def generate_alone(
 
 
 def stays_eager(compressor: Compressor, evicts: bool) -> bool:
-    """Tell whether a decode policy acts on the prompt's entries, so that decode steps cannot be compiled.
-
-    evicts: whether entries of this prompt are evicted.
-    """
+    """Tell whether a decode policy acts, so that decode steps cannot be compiled. evicts: prompt entries are evicted."""
     return compressor.decoding is not None and (evicts or compressor.quantises)
 
 
 def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
-    """Return the largest number of tokens of an answer. Without a limit it is the number of slots reserved by default."""
+    """Return the largest number of tokens of an answer; `DEFAULT_RESERVE` if no limit is set."""
     limit = generation.get("max_new_tokens", model.generation_config.max_new_tokens)
     return DEFAULT_RESERVE if limit is None else int(limit)
 
@@ -194,7 +185,7 @@ def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
 def answer_of_full(
     model: PreTrainedModel, inputs: dict[str, Tensor], protocol: str = DEFAULT, *, context: int | None = None, **options
 ) -> AnswerAttention:
-    """Return how much the full cache's own answer attends to each entry, collected through stock `generate()`.
+    """Return how much the full cache's answer attends to each entry, collected through transformers' `generate()`.
 
     The arguments are those of `generate_alone`.
 
@@ -224,10 +215,9 @@ def run_alone(
     attention: str | None = None,
     compile_config: CompileConfig | None = None,
 ) -> ForkResult:
-    """Answer one prompt with one cell, without sharing anything with other cells; return the result.
+    """Answer one prompt with one cell and a prefill of its own; return the result. An error becomes the result's status.
 
-    An error becomes the result's status. `measured` of the result is `own`.
-    compile_config: see `generate_alone`. If the cell cannot be compiled, it is decoded eagerly, and its row says so.
+    compile_config: see `generate_alone`. A cell that cannot be compiled gets the fallback `EAGER_DECODE`.
     """
     if protocol_named(cell.protocol).streams:
         with Session(model, None, attention=attention, packs=False) as session:
@@ -290,7 +280,7 @@ def run_alone(
 
 
 def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: Session, types: Tensor | None) -> None:
-    """Fill the columns of the requested budget, the fallbacks and the stored bytes, for a prompt that a session has reduced.
+    """Fill the columns of requested budget, fallbacks and stored bytes, for a prompt that a session of `attach` has reduced.
 
     types: int `[T]` types of the tokens that the budget C counts; None if unknown.
     """

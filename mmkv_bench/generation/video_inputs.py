@@ -1,4 +1,4 @@
-"""Videos of a request, converted to the frames and keyword arguments that a family's processor takes."""
+"""Convert videos to the frames and keyword arguments that a processor takes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mmkv_bench.families.registry import family_of_processor
 from mmkv_bench.models.video import Frames, evenly_spaced, sample_frames
 
 READY_FPS = 2.0
-"""Frames per second of ready frames, which have no times: qwen-vl-utils' value for a list of images."""
+"""Assumed frame rate of a list of images, as in qwen-vl-utils."""
 
 
 def frames_of(video: Any, count: int) -> Frames:
     """Return at most `count` frames of one video of a request.
 
     Args:
-        video: a path; or {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, which are a
-            list of images or arrays [H, W, 3], or one array [T, H, W, 3]. If there are more than `count` ready frames, evenly
-            spaced ones are taken, as from a file.
+        video: a path; or {"video": path, "start_time": s, "end_time": s} with one or both times; or frames: a `Frames` object, a
+            list of images or arrays [H, W, 3], or one array [T, H, W, 3]. Frames are sampled evenly; a `Frames` object is
+            returned unchanged.
 
     Raises:
-        DataError: see `sample_frames`; no ready frames, or frames of different sizes.
-        UnsupportedError: a span of ready frames.
+        DataError: see `sample_frames`; no frames, or frames of different sizes.
+        UnsupportedError: start or end time of a video without a file.
     """
     start = end = None
     if isinstance(video, dict):
@@ -55,14 +55,14 @@ def frames_of(video: Any, count: int) -> Frames:
 
 
 def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
-    """Return keyword arguments for a processor's call with videos: the frames unchanged, with their true times.
+    """Return keyword arguments for a processor's call with videos: the frames, with true times.
 
-    Qwen2.5-VL derives from the times the seconds between two frames. Qwen3-VL writes a time before each pair of frames, computed
-    as index over rate. The indices given are times in units of the rate, so a variable frame rate keeps its times.
+    Qwen-VL computes times as frame index over frame rate. The indices passed here are time times rate, so times stay true if the
+    frame rate varies.
 
     Args:
-        video_max_pixels: largest number of pixels of one frame, for a processor that limits the pixels of the whole video
-            (Qwen3-VL) and was set up for more frames than this video has.
+        video_max_pixels: largest number of pixels of one frame, for a processor that limits the pixels of a whole video
+            (Qwen3-VL); None: the processor's limit.
 
     Raises:
         UnsupportedError: videos with different numbers of frames, for a processor that stacks them (LLaVA-OneVision,
@@ -89,7 +89,7 @@ def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: 
 
 
 def _at_least(video: Frames, count: int) -> Frames:
-    """Return the video with at least `count` frames; the last frame is repeated if necessary, as other processors do."""
+    """Return the video with at least `count` frames; the last frame is repeated if necessary."""
     missing = count - len(video)
     if missing <= 0:
         return video
@@ -113,10 +113,7 @@ def _metadata(video: Frames) -> dict[str, Any]:
 
 
 def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
-    """Return the pixel limits of a video processor for all frames together, from a limit for one frame.
-
-    The processor counts whole pairs of frames. part: the video processor.
-    """
+    """Return the pixel limits of a video processor (`part`) for all frames together. The processor counts frame pairs."""
     pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
     pixels = video_max_pixels * max(1, min(frames, pairs))
     return {

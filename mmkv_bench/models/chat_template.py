@@ -1,11 +1,8 @@
 """Render messages with a model's chat template, and refuse messages that the template does not render correctly.
 
-A chat template is a program of the model's publisher. Some templates take a message's content as a list of parts, others
-only as one string. Given the other form, a template may fail (`+` with a list), write Python's repr of the list, or drop
-the text without an error. So each template is probed with test messages (`Template.of`), and each rendered prompt is checked
-(`rendered`).
-
-A template that writes today's date would make another prompt tomorrow. Such templates always get the date `DATE`.
+Some templates take a message's content as a list of parts, others only as a string. With the wrong form, a template may raise an
+error, write Python's repr of the list, or drop the text. So each template is probed with test messages (`Template.of`), and
+each rendered prompt is checked (`rendered`). Templates that write today's date get the fixed date `DATE`.
 """
 
 from __future__ import annotations
@@ -26,14 +23,9 @@ _SHOWN = 300  # characters of a rendered prompt in a message
 
 
 def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
-    """Return the messages rendered by the template at date `DATE`, as text.
+    """Return the messages as text, rendered by the template `source` at date `DATE`. Raises DataError: the template refuses them.
 
-    Args:
-        processor: the processor whose `apply_chat_template` is called.
-        source: the template's text.
-        answering: add the start of the next answer.
-
-    Raises DataError: the template refuses the messages.
+    answering: whether to add the start of the next answer.
     """
     from jinja2.exceptions import TemplateError
 
@@ -50,10 +42,7 @@ def render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], a
 
 
 def _dated(source: str) -> str:
-    """Return the template's text with a macro `strftime_now` in front, which replaces the clock that transformers passes.
-
-    Jinja drops the line break after the macro, so the template still begins a line.
-    """
+    """Return the template with a macro `strftime_now` in front, which replaces transformers' function for the current time."""
     branches = ""
     for code in _DIRECTIVES:
         text = DATE.strftime(f"%{code[-1]}")
@@ -68,7 +57,7 @@ def parts_of(content: Any) -> list[dict[str, Any]]:
 
 
 def text_of(content: Any) -> str:
-    """Return a message's content as one string. Raises UnsupportedError: the content has parts of other types than text."""
+    """Return a message's content as one string; raise UnsupportedError if the content has media."""
     parts = parts_of(content)
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
@@ -80,9 +69,9 @@ def text_of(content: Any) -> str:
 
 
 def in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message in the form that the template renders without moving media. Most messages do not change.
+    """Return the message in a form in which the template does not move media.
 
-    A template that writes media before text gets the message as one text with its media markers; see `rendered`.
+    If the template would write an image or video before a text that precedes it, the message becomes one text with media markers.
     """
     parts = parts_of(message["content"])
     message = {**message, "content": parts}
@@ -107,10 +96,7 @@ def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
 
 
 def _written(processor: Any, source: str, role: str, kind: str) -> str:
-    """Return the marker text that the template writes for an image or video (`kind`) of a message.
-
-    Only called for templates that write media before text.
-    """
+    """Return the marker text that a template that writes media before text writes for an image or video (`kind`)."""
     text_without_media, text_with_media = _with(processor, source, role), _with(processor, source, role, kind)
     differing = (
         place for place, pair in enumerate(zip(text_without_media, text_with_media, strict=False)) if pair[0] != pair[1]
@@ -135,16 +121,14 @@ _REPR = re.compile(r"""['"](type|text|content)['"]\s*:""")
 
 @dataclass(frozen=True)
 class Template:
-    """The form in which a processor's chat template takes messages, found by probing.
+    """A processor's chat template and the form in which it takes messages, found by probing.
 
     Attributes:
-        takes_text: True if the template takes a user's content as one string, False if as a list of parts.
-        probe: the rendering of one user message `PROBE`, with all that the template adds.
-        add_special_tokens: argument for the tokenizer with which a prompt begins with one beginning-of-text token, as in the
-            chat methods of transformers; None: the tokenizer's default is right.
+        takes_text: whether the template takes a user's content as one string (True) or as a list of parts (False).
+        probe: the rendering of one user message `PROBE`.
+        add_special_tokens: the tokenizer's argument with which a prompt has one beginning-of-text token; None: no argument.
         source: the template's text.
-        roles: role -> `takes_text` of this role's messages, probed at first use. Some templates render a user's list of parts
-            correctly, but write Python's repr of a system message.
+        roles: role -> `takes_text` of this role's messages, probed at first use.
     """
 
     takes_text: bool
@@ -155,13 +139,11 @@ class Template:
 
     @classmethod
     def of(cls, processor: Any) -> Template:
-        """Return the template of a processor; it is probed at the first call.
+        """Return a processor's template, probed at the first call.
 
         Raises:
-            UnsupportedError: there is no template, or several and none is called default.
-                The template drops, repeats or escapes a message's text.
-                The prompt begins with two beginning-of-text tokens, or with none although the tokenizer has one.
-                The prompt ends the turn that the model has to begin.
+            UnsupportedError: there is no template, or several without a default. Or the template drops, repeats or escapes a
+                message's text, writes two beginning-of-text tokens, or does not begin the model's turn.
         """
         source = getattr(processor, "chat_template", None)
         if isinstance(source, Mapping):
@@ -187,18 +169,15 @@ _templates: WeakKeyDictionary[Any, Template] = WeakKeyDictionary()
 
 
 def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: bool = True) -> str:
-    """Return messages rendered by the processor's chat template, as text, with media where the messages have them.
-
-    Some templates (LLaVA-1.5's on the hub) always write a message's images before its text. If this would move an image, the
-    template gets the message as one text, in which the template's image placeholder is at the image's position.
+    """Return messages as text, rendered by the processor's chat template, with media markers at the positions of the media.
 
     Args:
         messages: messages in Hugging Face's chat format, with content as parts or text.
-        answering: add the start of the next answer.
+        answering: whether to add the start of the next answer.
 
     Raises:
-        UnsupportedError: see `Template.of`. Or the template takes text, and the message has media. Or the prompt lacks a user's
-            text or medium, or has them in another order. Or the text of another role is lost.
+        UnsupportedError: see `Template.of`. Or the template takes text and the message has media, or texts and media of a user
+            are missing or in another order, or the text of another role is missing.
         DataError: the template refuses these messages (for example a system message).
     """
     template = Template.of(processor)
@@ -227,16 +206,13 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
-    """Return keyword arguments that make a processor put one beginning-of-text token before rendered text, if it has one."""
+    """Return the processor's keyword arguments that give rendered text at most one beginning-of-text token."""
     add_special_tokens = Template.of(processor).add_special_tokens
     return {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
 
 
 def check_media(name: str, processor: Any) -> None:
-    """Raise UnsupportedError if the template does not write each image and video of a prompt once and in order.
-
-    name: the model's name, for messages.
-    """
+    """Raise UnsupportedError if the template does not write each image and video of a prompt once and in order."""
     for kind, layouts in (("image", ("it", "tit", "iit")), ("video", ("it",))):
         marker = getattr(processor, f"{kind}_token", None)
         if getattr(processor, f"{kind}_processor", None) is None or not marker:
@@ -291,13 +267,10 @@ def _probed(processor: Any, source: str) -> Template:
 def _form(
     processor: Any, source: str, turns: Sequence[tuple[str, str]], user: bool | None = None, answering: bool = True
 ) -> tuple[bool | None, str | Exception, str | Exception]:
-    """Render turns in both forms of content. Return three values.
+    """Render (role, text) pairs with both forms of content. user, answering: see `_attempt`.
 
-    1. True if the template takes text, False if it takes parts, None if neither form is rendered correctly.
-    2. The rendering of parts, or the error.
-    3. The rendering of text, or the error.
-
-    turns: (role, text) pairs. user, answering: see `_attempt`.
+    Return whether the template takes text (False: parts; None: neither), the rendering of parts, and the rendering of text. An
+    error takes the place of a rendering.
     """
     parts, text = (_attempt(processor, source, turns, form, user, answering) for form in (False, True))
     takes_text = None
@@ -310,7 +283,7 @@ def _form(
 
 
 def _takes_text(processor: Any, template: Template, role: str) -> bool:
-    """Tell whether the template takes the content of this role's messages as text; otherwise it takes parts."""
+    """Tell whether the template takes the content of this role's messages as text (True) or as parts (False)."""
     if role == "user":
         return template.takes_text
     if role not in template.roles:
@@ -338,13 +311,9 @@ def _attempt(
     user: bool | None = None,
     answering: bool = True,
 ) -> str | Exception:
-    """Return the rendering of turns, or the error of the template.
+    """Return the rendering of (role, text) pairs, or the error of the template.
 
-    Args:
-        turns: (role, text) pairs.
-        takes_text: pass contents as text (True) or as parts (False).
-        user: `takes_text` for user turns; None: as for the others.
-        answering: add the start of the next answer.
+    takes_text: pass contents as text (True) or as parts (False). user: `takes_text` of user turns; None: as for other turns.
     """
     messages = []
     for role, words in turns:
@@ -359,12 +328,10 @@ def _attempt(
 
 
 def _check_end(processor: Any, template: Template, last: list[int]) -> None:
-    """Raise UnsupportedError if the prompt ends a turn, because the model would then answer nothing or invent a turn.
+    """Raise UnsupportedError if the prompt does not begin the model's turn. last: ids of the prompt's last tokens.
 
-    A template may ignore `add_generation_prompt`. Then prompt and answer are rendered together, and a text between the two shows
+    If the template ignores `add_generation_prompt`, prompt and answer are rendered together. A text between the two then shows
     that the prompt lacks the start of the answer.
-
-    last: ids of the prompt's last tokens.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     prompt, takes_text, eos_text = template.probe, template.takes_text, tokenizer.eos_token

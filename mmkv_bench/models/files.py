@@ -1,4 +1,4 @@
-"""A model's files in a folder or in the hub's cache: their checksums, and messages for files that cannot be loaded."""
+"""Files of a model in a folder or in the hub's cache: checksums, and error messages for files that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files that determine the model's answers, sorted by name.
+    """Return the files that determine the model's answers, sorted by name; shards in subfolders are included.
 
-    Model cards and optimizer states are left out; shards that an index names in subfolders are included.
-
-    Raises ConfigError: no config.json, no safetensors weights, two checkpoints, or an index names shards that are missing."""
+    Raises ConfigError: no config.json, no safetensors weights, two checkpoints, or missing shards of an index.
+    """
     if is_gguf(folder):
         return [folder]
     top_level_files = {
@@ -60,10 +59,9 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
-    """Return the fingerprint of a model folder: 16 hex digits of a sha256 over its files' names and contents.
+    """Return the fingerprint of a model folder: 16 hex digits of a sha256 over names and contents of `model_files(folder)`.
 
-    The files are `model_files(folder)`. A file's checksum is cached with the file's state (see `file_state`). So gigabytes of
-    weights are read once, and replaced weights are detected. Without a writable cache the weights are only read more often.
+    Checksums of unchanged files (see `file_state`) come from the cache.
 
     Args:
         folder: model folder, or a GGUF file.
@@ -103,12 +101,11 @@ def hub_fingerprint(path: str, commit: str) -> str:
 
 @functools.cache
 def hub_folder(path: str, revision: str | None) -> Path:
-    """Return the folder in the hub's cache with config.json of a repository at a revision; it is fetched if missing.
+    """Return the folder in the hub's cache with a repository's config.json, which is fetched; the folder's name is the commit.
 
     path: the repository's id. revision: a commit, branch or tag; None: the default branch.
-    A process asks the hub once. A run reads everything at this commit, so its rows name the weights that made them.
 
-    Raises ConfigError: the repository is not available, or the cache does not state the commit.
+    Raises ConfigError: the repository is not available, or the commit is unknown.
     """
     from huggingface_hub import hf_hub_download
 
@@ -136,18 +133,15 @@ _LONGEST = 200  # characters of a library's error text in a message
 
 
 def sentence(path: str, revision: str | None, error: BaseException) -> str:
-    """Return the message for a model that cannot be loaded, made from the error of transformers or of the hub's client.
-
-    path: `model.path`. revision: the requested revision.
-    """
+    """Return the message for a model that cannot be loaded because of an error of transformers or the hub's client."""
     path_setting = f"model.path={path}"
     if path.startswith((".", "/", "~")) or os.path.exists(path):
         if not Path(path).is_dir() and not is_gguf(path):
             return f"{path_setting} does not exist; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
         causes = list(_causes(error))
-        reports = [_answered(path_setting, revision, cause) for cause in causes] + [
-            _unreached(path_setting, cause) for cause in causes
+        reports = [_hub_error_message(path_setting, revision, cause) for cause in causes] + [
+            _connection_error_message(path_setting, cause) for cause in causes
         ]
         if reported := next(filter(None, reports), None):
             return reported
@@ -157,11 +151,8 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
     return f"{path_setting} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
 
 
-def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:
-    """Return the message for an error that the hub answered with; None if `cause` is not such an error.
-
-    what: the setting that names the model.
-    """
+def _hub_error_message(what: str, revision: str | None, cause: BaseException) -> str | None:
+    """Return the message for an error response of the hub; None for other errors. what: the setting that names the model."""
     from huggingface_hub import errors
 
     if isinstance(cause, errors.GatedRepoError):
@@ -182,11 +173,8 @@ def _answered(what: str, revision: str | None, cause: BaseException) -> str | No
     return None
 
 
-def _unreached(what: str, cause: BaseException) -> str | None:
-    """Return the message for a hub that did not answer, or whose answer its client could not use; None for other errors.
-
-    what: the setting that names the model.
-    """
+def _connection_error_message(what: str, cause: BaseException) -> str | None:
+    """Return the message for a hub that cannot be reached; None for other errors. what: the setting that names the model."""
     import httpx
     from huggingface_hub import errors
 
@@ -202,7 +190,7 @@ def _unreached(what: str, cause: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes, innermost last. The error of the hub's client has the most details."""
+    """Yield an error and its chain of causes, innermost last."""
     visited: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in visited:

@@ -1,4 +1,4 @@
-"""Weights in one GGUF file (`model.weights=<file>.gguf`), read and dequantised by transformers."""
+"""Read config, tensor types and tokenizer of a GGUF file (`model.weights=<file>.gguf`); transformers reads the weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tensor_types(file: Path) -> str:
 
 
 def check_tokenizer(file: Path) -> None:
-    """Refuse a GGUF file without a tokenizer. Raises ConfigError, and the errors of `_header`."""
+    """Raise ConfigError for a GGUF file without a tokenizer; further errors: see `_header`."""
     if not _header(file)[1]:
         raise ConfigError(
             f"{file} has no tokenizer; name a tokenizer's folder with model.tokenizer=<folder>, or give another GGUF file"
@@ -42,7 +42,7 @@ def config_values(file: Path) -> dict[str, Any]:
         config = AutoConfig.from_pretrained(str(file.parent), trust_remote_code=False, gguf_file=file.name)
         return dict(config.to_dict())
 
-    return dict(_remembered(file, f"config {version('transformers')}", read))
+    return dict(_cached(file, f"config {version('transformers')}", read))
 
 
 def _header(file: Path) -> tuple[str, bool]:
@@ -72,19 +72,18 @@ def _header(file: Path) -> tuple[str, bool]:
         counts = Counter(tensor.tensor_type.name for tensor in reader.tensors).most_common()
         return ", ".join(f"{name} {count}" for name, count in counts), "tokenizer.ggml.tokens" in reader.fields
 
-    types, tokenizer = _remembered(file, "header", read)
+    types, tokenizer = _cached(file, "header", read)
     return types, tokenizer
 
 
 _here: dict[str, Any] = {}
-"""Values that this process has read, including those that the cache folder cannot keep."""
+"""Values that this process has read."""
 
 
-def _remembered(file: Path, kind: str, read: Callable[[], Any]) -> Any:
-    """Return the result of `read()`, cached as JSON until the file changes, because reading a file's texts takes seconds.
+def _cached(file: Path, kind: str, read: Callable[[], Any]) -> Any:
+    """Return the result of `read()`, cached as JSON under the name `kind` until the file changes.
 
-    kind: name of the cached value. Without a writable cache every process calls `read` again. Raises OSError, and the errors of
-    `read`.
+    Raises OSError, and the errors of `read`.
     """
     state = state_of(file)
     key = hashlib.sha256(repr((kind, str(file.resolve()), *state)).encode()).hexdigest()

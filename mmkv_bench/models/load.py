@@ -1,4 +1,4 @@
-"""Load a model from a folder or the hub with AutoProcessor and AutoModel, as any user would; safetensors only."""
+"""Load a model from a folder, a GGUF file or the hub, with transformers' Auto classes; pickled weights are never loaded."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ TEMPLATE_S = 20.0
 
 @dataclass
 class LoadedModel:
-    """A model in eval mode with all that is needed to prompt it.
+    """A model in eval mode with its processor and facts.
 
-    `processor` is the tokenizer if the model takes only text. `device` is the device of the inputs. `prompt_format` is the chat
-    template's rendering of one user message `chat_template.PROBE`.
+    Attributes:
+        processor: the tokenizer if the model takes only text.
+        device: device of the inputs.
+        prompt_format: the chat template's rendering of one user message `chat_template.PROBE`.
     """
 
     name: str
@@ -64,8 +66,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
     with _explained(path, revision):
         config = _auto_config(path, revision)
     model_facts(config)
-    # A checkpoint may have the model_type of a text model although its repository's code adds a vision tower (LLaVA-NeXT's does).
-    # Loaded as that text model it would silently ignore images.
+    # A checkpoint may state a text model's model_type although its repository's code adds a vision tower (LLaVA-NeXT's does).
+    # Loaded as the text model, the checkpoint would silently ignore images.
     import transformers
 
     classes = list(getattr(config, "architectures", None) or [])
@@ -80,9 +82,7 @@ def load_config(path: str, revision: str | None = None) -> Any:
 
 
 def load_model(settings: Model, path: str, revision: str | None = None) -> LoadedModel:
-    """Load a model's weights and processor, with the attention of its text layers wrapped (`set_attention`).
-
-    The vision tower keeps the attention of transformers.
+    """Load a model's weights and processor.
 
     Args:
         settings: the run's `model` node.
@@ -90,8 +90,8 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
         revision: commit of a hub id.
 
     Raises:
-        ConfigError, UnsupportedError: see `load_config`. Or there is no CUDA device, the weights are not safetensors, or the
-            family's processor lacks a limit that is set.
+        ConfigError, UnsupportedError: see `load_config`, `device_of` and `set_up`; or the weights cannot be loaded, or the
+            processor lacks a limit that is set.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
@@ -135,7 +135,7 @@ def load_model(settings: Model, path: str, revision: str | None = None) -> Loade
 
 
 def limit(processor: Any, settings: Model) -> None:
-    """Set the pixel limits of a processor to those of a run's `model` node. Raises the errors of `apply_limits`."""
+    """Set a processor's pixel limits to those of a run's `model` node. Raises the errors of `apply_limits`."""
     frames = settings.frames or DEFAULT_FRAMES
     apply_limits(processor, settings.min_pixels, settings.max_pixels, settings.video_max_pixels, frames)
 
@@ -144,10 +144,10 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def adapter_files(setting: str) -> list[Path]:
-    """Return the files of a LoRA adapter, as PEFT writes them.
+    """Return the files of a LoRA adapter, as PEFT writes them. Raises ConfigError: a file is missing.
 
     setting: `model.adapter`, a local folder or `pkg://package/folder`.
-    Raises ConfigError: a file is missing from the folder; only safetensors weights are read."""
+    """
     folder = Path(resolve_path(setting))
     missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
     if missing:
@@ -158,10 +158,7 @@ def adapter_files(setting: str) -> list[Path]:
 
 
 def _merged(model: nn.Module, setting: str) -> Any:
-    """Return the model with a LoRA adapter added to its weights. Layers and classes do not change. Raises ConfigError.
-
-    setting: `model.adapter`.
-    """
+    """Return the model with a LoRA adapter (`model.adapter`) added to the weights; raise ConfigError if they do not fit."""
     from peft import PeftModel
 
     folder = adapter_files(setting)[0].parent
@@ -175,11 +172,9 @@ def _merged(model: nn.Module, setting: str) -> Any:
 
 
 def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torch.device) -> LoadedModel:
-    """Prepare a loaded model and its processor for prompts: eval mode, and wrapped attention in the text layers.
+    """Prepare a loaded model and its processor for prompts: eval mode, attention of the text layers, chat template.
 
-    config: the model's config. where: device of the inputs.
-
-    Raises UnsupportedError: the chat template does not render prompts correctly; see `chat_template.Template.of`.
+    where: device of the inputs. Raises UnsupportedError: the chat template does not render prompts correctly.
     """
     model, name = model.eval(), settings.name
     set_attention(model, settings.attention)
@@ -203,9 +198,9 @@ def set_up(settings: Model, model: Any, processor: Any, config: Any, where: torc
 
 
 def _fits(path: str, revision: str | None) -> bool:
-    """Tell whether free memory holds the weights and one more shard, so that weights are read instead of memory-mapped.
+    """Tell whether free memory holds the weights and one more shard. Weights are then read instead of memory-mapped.
 
-    Memory-mapped weights would change if their file changed.
+    Memory-mapped weights would change with their file.
     """
     import psutil
 
@@ -216,10 +211,9 @@ def _fits(path: str, revision: str | None) -> bool:
 
 @contextmanager
 def _explained(path: str, revision: str | None, name: str | None = None) -> Iterator[None]:
-    """Inside the block, turn any error of a library, except for lack of memory, into a ConfigError that names the model.
+    """In the `with` block, turn any error of a library, except for lack of memory, into a ConfigError.
 
-    A config may contain anything, so libraries raise errors of many types.
-    name: the model's name if its processor may need a missing package; otherwise None.
+    name: the model's name if the processor may need a package that is not installed; otherwise None.
     """
     try:
         yield
@@ -234,9 +228,9 @@ def _explained(path: str, revision: str | None, name: str | None = None) -> Iter
 
 
 def set_attention(model: Any, attention: str) -> None:
-    """Set the attention of a model's text layers for use outside of a compression session; a session sets its own.
+    """Set the attention of a model's text layers, for use outside of a compression session.
 
-    attention: the run's setting. For flash-attn the layers get sdpa, because transformers would look for its own kernels.
+    attention: the run's setting. With `flash_attention_2` the layers get sdpa, because transformers would look for kernels.
     """
     stock = "sdpa" if attention == "flash_attention_2" else attention
     is_text_model = model.config is text_model(model).config
@@ -244,10 +238,7 @@ def set_attention(model: Any, attention: str) -> None:
 
 
 def device_of(setting: str) -> torch.device:
-    """Return the torch device of the setting `model.device`. `auto` is cuda if the machine has a CUDA device.
-
-    Raises ConfigError: the setting is cuda, but the machine has no CUDA device; see also `check_meant`.
-    """
+    """Return the torch device of the setting `model.device`. Raises ConfigError: no CUDA device; see also `check_meant`."""
     check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
@@ -277,7 +268,7 @@ SMALL = 50_000_000
 
 
 def quiet_libraries() -> None:
-    """Reduce the logging of the Hugging Face libraries, also of those that are imported later."""
+    """Reduce the logging of the Hugging Face libraries, imported or not."""
     for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("TRANSFORMERS_VERBOSITY", "error")):
         os.environ.setdefault(name, value)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry; we report the last error
@@ -294,10 +285,9 @@ def quiet_transformers() -> None:
 
 
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
-    """Return the number of CPU threads of a run.
+    """Return the number of CPU threads of a run: `setting` (`model.threads`) if given, else torch's number.
 
-    It is `setting` (`model.threads`) if given, else `OMP_NUM_THREADS` if set. Otherwise a small model on a CPU gets one thread,
-    and other models get torch's default.
+    A small model on a CPU gets one thread unless `OMP_NUM_THREADS` is set.
     """
     import torch
 
@@ -310,7 +300,7 @@ def threads_for(loaded: LoadedModel, setting: int | None) -> int:
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Inside the block, let torch use this number of threads; the previous number is restored afterwards."""
+    """In the `with` block, let torch use this number of threads; restore the previous number afterwards."""
     import torch
 
     previous_threads = torch.get_num_threads()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 PARTS = ("image", "video", "processor", "tokenizer", "special_tokens", "template")
 SAMPLING = {"do_sample_frames", "fps", "num_frames"}
-"""Keys that a video processor must not have, because models/video.py samples the frames."""
+"""Settings that a video processor must not have, because models/video.py samples the frames."""
 
 
 def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
@@ -61,8 +61,7 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
         The family's processor, or the tokenizer of a text model, with a chat template.
 
     Raises:
-        ConfigError: a setting is missing, has no use in the family, or has other ids than the config. Or a package that the
-            processor needs is not installed.
+        ConfigError: a setting is missing, has no use in the family, or contradicts the config; or a package is not installed.
     """
     import transformers
 
@@ -127,10 +126,7 @@ def _check_parts(kind: Family, settings: Mapping[str, Any]) -> None:
 
 
 def _check_ids(hf_config: Any, processor: Any) -> None:
-    """Raise ConfigError if the processor's ids of visual tokens differ from the config's.
-
-    The model replaces the tokens with the config's ids by features.
-    """
+    """Raise ConfigError if the processor's ids of visual tokens differ from the config's."""
     for name in ("image_token_id", "video_token_id"):
         expected, token_ids = getattr(hf_config, name, None), getattr(processor, f"{name}s", None) or [None]
         if expected is not None and token_ids != [None] and expected not in token_ids:
@@ -159,8 +155,7 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a fast tokenizer over `vocab_size` ids.
 
-    `special_tokens` have the checkpoint's ids. The first 256 free ids are the bytes, as in byte-level BPE and sentencepiece
-    checkpoints. Every other id is a made-up word that no text is encoded to.
+    The first 256 ids without a special token are bytes. Every further id decodes to a made-up word; no text is encoded to it.
 
     Args:
         vocab_size: rows of the model's embedding.
@@ -171,8 +166,8 @@ def build_tokenizer(
         model_max_length: the context length.
 
     Raises:
-        ConfigError: a setting is unknown, an id occurs twice or is outside the vocabulary, or a role's token has no id. Tokens
-            of `extra_special_tokens` may be outside: a processor replaces them, like InternVL's `<video>`.
+        ConfigError: a setting is unknown, a token has no id, or an id occurs twice or is outside the vocabulary. Tokens of
+            `extra_special_tokens` may be outside, because a processor replaces them (InternVL's `<video>`).
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from tokenizers.processors import TemplateProcessing
@@ -203,7 +198,7 @@ def build_tokenizer(
 
 
 def words() -> Iterator[str]:
-    """Yield made-up words without end, all different. Each has two or more syllables of a consonant and a vowel."""
+    """Yield an endless sequence of different made-up words of two or more syllables."""
     yield from map("".join, product(_SYLLABLES, repeat=2))
     for longer in count(2):  # no longer word begins with the first syllable, as no number begins with 0
         yield from map("".join, product(_SYLLABLES[1:], *[_SYLLABLES] * longer))

@@ -1,10 +1,10 @@
 """Build a model of a checkpoint's true shape with random weights, to test speed, memory and code without a download.
 
-A weight depends only on the parameter's name, the entry's index and `SEED`. An integer hash makes it, not a random generator,
-so weights are the same on every device and in any order. A lower precision has the rounded float32 values.
+A weight is an integer hash of the parameter's name, the entry's index and `SEED`, so weights are the same on every device. A lower
+precision has the rounded float32 values.
 
-The scales make a random model's cache behave like a trained model's: activations stay finite at any depth, each query
-attends to few keys (so eviction changes the logits), and answers depend on the prompt. The answers have no meaning.
+The scales make a random model's cache behave like a trained model's: activations stay finite, each query attends to few keys
+(so eviction changes the logits), and answers depend on the prompt.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SCHEME = 1
 QUERY_KEY_GAIN = 1.8
 """Standard deviation of the text model's queries and keys; the deviation of a score q k / sqrt(head_dim) is the square."""
 SMALL = 0.02
-"""Standard deviation of embeddings and of parameters without inputs. It is small compared with what the layers add, so that
-with tied embeddings the model does not just repeat the last token."""
+"""Standard deviation of embeddings and of parameters without inputs; small compared with the layers' outputs, so that a model
+with tied embeddings does not just repeat the last token."""
 
 _CHUNK = 1 << 22
 _MASK_24 = (1 << 24) - 1
@@ -45,7 +45,7 @@ def build(
     device_map: Any = None,
     generation: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """Build the model that a transformers config describes; each weight is made on its device and in its final precision.
+    """Build the model of a transformers config. Each weight is computed on its final device.
 
     Args:
         config: transformers config of the whole model.
@@ -89,10 +89,7 @@ def values(name: str, count: int, device: torch.device, start: int = 0) -> Tenso
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Hash int32 values in place. The hash is bijective, and every input bit affects every output bit.
-
-    Multiplications wrap around.
-    """
+    """Hash int32 values in place, bijectively. Multiplications wrap around."""
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -108,10 +105,7 @@ def _keys(name: str) -> tuple[int, int]:
 
 
 def _fill(model: nn.Module, device_of: Any) -> None:
-    """Replace every parameter on the meta device by one with random values. Tied parameters stay tied.
-
-    device_of: parameter name -> device.
-    """
+    """Replace every parameter by one with random values on `device_of(name)`. Tied parameters stay tied."""
     import torch
 
     text_module_ids = {id(module) for module in text_model(model).modules()}
@@ -129,12 +123,9 @@ def _fill(model: nn.Module, device_of: Any) -> None:
 
 
 def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: bool) -> tuple[float, float]:
-    """Return (mean, standard deviation) of the random entries of a parameter.
+    """Return mean and standard deviation of a parameter's random entries.
 
-    Args:
-        module: the module that owns the parameter.
-        prefix, key: name of the module in the model, and of the parameter in the module.
-        in_text: whether the module belongs to the text model.
+    prefix, key: name of `module` in the model, and of the parameter in `module`. in_text: `module` belongs to the text model.
     """
     import torch
 
@@ -164,10 +155,7 @@ def _set(parameter: Tensor, name: str, mean: float, deviation: float) -> None:
 
 
 def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any] | None:
-    """Return accelerate's device map as module name -> device; None without a map.
-
-    The map's names (`auto`, `balanced`, `sequential`) are resolved to devices.
-    """
+    """Return accelerate's device map as module name -> device, with `auto` and similar names resolved; None without a map."""
     if device_map is None:
         return None
     from accelerate import infer_auto_device_map
@@ -196,10 +184,7 @@ def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict
 
 
 def _place(places: Mapping[str, Any], name: str) -> Any:
-    """Return the device of a parameter: the device of the innermost module in the map that contains it.
-
-    Raises ConfigError: no module of the map contains the parameter.
-    """
+    """Return the device of a parameter's innermost module in the map; raise ConfigError if the map has no such module."""
     while name not in places:
         if not name:
             raise ConfigError("model.device_map has no device for some weights; name every module, or write auto")

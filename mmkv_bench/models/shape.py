@@ -1,4 +1,4 @@
-"""Shape and size of a model, read from its files: config.json (whole or with fewer layers), decoder, parameters."""
+"""Shape of a model (config.json, perhaps with fewer layers) and number of parameters, without loading the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmkv_bench.families.facts import model_facts, text_config
 from mmkv_bench.families.registry import families
 
 GENERATION = "generation_config"
-"""Key of a shape that holds generation_config.json; all other keys are those of config.json."""
+"""Key of a shape whose value is generation_config.json; all other keys are those of config.json."""
 _PER_LAYER = ("layer_types", "mlp_layer_types")
 
 
@@ -25,8 +25,7 @@ def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
 
     Args:
         shape: keys of config.json, including `model_type`.
-        layers: number of layers of the text model, and the largest number for the vision tower; None: all. Widths and heads do
-            not change.
+        layers: number of layers of the text model, and largest number of layers of the vision tower; None: all layers.
 
     Raises:
         ConfigError: the shape has no model_type, or fewer layers than `layers`.
@@ -49,7 +48,7 @@ def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
 
 
 def values_of(shape: Mapping[str, Any], layers: int | None = None) -> dict[str, Any]:
-    """Return the keys of config.json in a shape. Arguments and ConfigError are those of `config_of`."""
+    """Return the config.json keys of a shape; arguments and ConfigError as for `config_of`."""
     values = plain({key: value for key, value in shape.items() if key != GENERATION})
     if values.get("model_type") is None:
         raise ConfigError("model.shape has no model_type; give the values of the checkpoint's config.json")
@@ -59,7 +58,7 @@ def values_of(shape: Mapping[str, Any], layers: int | None = None) -> dict[str, 
 
 
 def plain(value: Any) -> Any:
-    """Copy configuration nodes to plain dicts and lists. A transformers config or processor may keep and change the copy."""
+    """Return configuration nodes copied to plain dicts and lists, which transformers may change."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, str) or not hasattr(value, "__iter__"):
@@ -95,7 +94,7 @@ _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 @dataclass(frozen=True)
 class Decoder:
-    """The shape of a text model with gated MLPs and attention; some layers may have linear attention.
+    """Shape of a text model with gated MLPs and attention; some layers may have linear attention.
 
     Attributes:
         layers: number of blocks.
@@ -106,7 +105,7 @@ class Decoder:
         tied: the output head is the embedding table.
         shapes: layers grouped by shape, see `families.base.TextModel.layers`.
         rows: parameters of further embedding tables, see `families.base.TextModel.rows`.
-        states: the layers among `layers` that are not compressed.
+        states: the layers that are not compressed.
     """
 
     layers: int
@@ -122,35 +121,31 @@ class Decoder:
 
     @property
     def compressed(self) -> int:
-        """Number of layers that are compressed."""
         return self.layers - self.states.layers
 
     @property
     def table(self) -> int:
-        """Number of parameters of the embedding table. An output head that is not tied has as many."""
+        """Number of parameters of the embedding table, and of an output head that is not tied."""
         return self.vocabulary * self.hidden
 
     @property
     def multiplied(self) -> int:
-        """Number of matrix parameters of all layers that are active for one token. Experts that are not routed do not count."""
+        """Number of matrix parameters of all layers that are active for one token, without experts that are not routed to."""
         return sum(one.count * one.matrices for one in self.shapes)
 
     @property
     def prefilled(self) -> int:
-        """Number of matrix parameters that are active for each token of a prompt.
-
-        Layers that read another layer's keys do not count, because they run for the last token only.
-        """
+        """Like `multiplied`, without layers that read another layer's keys, because these run for the last token only."""
         return sum(one.count * one.matrices for one in self.shapes if not one.reads)
 
     @property
     def blocks(self) -> int:
-        """Number of parameters of all layers and of the last norm. Experts that are not routed do not count."""
+        """Number of parameters of all layers and the last norm, without experts that are not routed to."""
         return self.multiplied + sum(one.count * one.vectors for one in self.shapes) + self.hidden
 
     @property
     def parameters(self) -> int:
-        """Number of all parameters of the text model. A tied embedding table counts once."""
+        """Number of all parameters of the text model; a tied embedding table counts once."""
         inactive_parameters = sum(one.count * one.idle for one in self.shapes)
         return self.blocks + inactive_parameters + self.table * (1 if self.tied else 2) + self.rows
 
@@ -174,10 +169,9 @@ class Decoder:
         return sum(one.count * one.queries for one in self.shapes if (one.near, one.reads) == (near, reads))
 
     def mean_entries(self, numbers: float) -> float:
-        """Return the mean number of entries per KV head over all layers with attention.
+        """Return the mean number of entries per KV head over all layers with attention, weighted by the size of the queries.
 
-        numbers: the numbers that one sequence stores as keys and values, those in sliding windows included.
-        Layers are weighted by the size of their queries. Windows are taken as full.
+        numbers: how many numbers one sequence stores as keys and values, sliding windows included. Windows count as full.
         """
         width = self.states.windows * (self.states.entry or self.entry)
         window_values = min(numbers, self.states.window * width)
@@ -201,7 +195,7 @@ class Sizes:
             `stated`: the model's file in conf/model.
             `shape`: counted from a text model's shape.
             `bound`: the stated number minus the layers left out, an upper bound.
-        missing: one sentence about what is unknown; "" if nothing is.
+        missing: a sentence that says what is unknown; "" if nothing is unknown.
     """
 
     decoder: Decoder | None = None
@@ -235,12 +229,12 @@ def decoder_of(config: Any) -> Decoder | None:
 
 
 def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, folder: str | Path | None = None) -> Sizes:
-    """Return the sizes of a model that are known before the model is loaded.
+    """Return the number of parameters of a model as far as it is known without loading the model.
 
     Args:
         model: the run's `model` node.
         config: the configuration stated by the model's files (`Source.outlined`); None if the files are missing.
-        full_config: the configuration with all layers, if `model.layers` leaves some out.
+        full_config: the configuration with all layers, if `model.layers` is set.
         folder: the local folder of the weights, if there is one.
     """
     if config is None:
@@ -267,7 +261,7 @@ def sizes_of(model: Mapping[str, Any], config: Any, full_config: Any = None, fol
 
 
 def stored_parameters(folder: str | Path) -> int | None:
-    """Count the parameters in a folder's safetensors files, from the headers; None if there is no file or one is unreadable."""
+    """Count the parameters in a folder's safetensors files, from the headers; None without files or for unreadable files."""
     files = sorted(Path(folder).glob("*.safetensors"))
     count = 0
     try:

@@ -1,4 +1,4 @@
-"""Source of a model's weights: `model.weights=hub`, a folder, or `random` (only the shape is needed, nothing is downloaded)."""
+"""Where a model's weights come from: the hub, a folder or GGUF file, or a random generator (`model.weights=random`)."""
 
 from __future__ import annotations
 
@@ -55,14 +55,11 @@ class Source:
 
     @classmethod
     def of(cls, model: Any) -> Source:
-        """Return the source that the `model` node of a configuration describes. Nothing is loaded.
+        """Return the source that a run's `model` node describes, without loading anything.
 
-        Raises:
-            ConfigError: `weights` is neither hub, random nor a folder; `layers` is set without random weights; a model with
-                random weights has no shape; a model has no path; a tokenizer or template does not fit the weights; or a revision
-                is set for anything but a hub repository.
+        Raises ConfigError: the settings are incomplete, contradict each other, or name a missing folder.
         """
-        source = cls._located(model)
+        source = cls._from_weights(model)
         gguf = source.path is not None and is_gguf(source.path)
         if model.tokenizer is not None and not gguf:
             raise ConfigError(
@@ -86,7 +83,7 @@ class Source:
         return source
 
     @classmethod
-    def _located(cls, model: Any) -> Source:
+    def _from_weights(cls, model: Any) -> Source:
         weights = model.weights
         if weights == RANDOM:
             if not model.shape or not model.processor:
@@ -127,7 +124,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """`path`, for sources that have one (all but random weights)."""
+        """`path` of a source without random weights."""
         assert self.path is not None, "only random weights have no path"
         return self.path
 
@@ -144,10 +141,7 @@ class Source:
 
     @cached_property
     def commit(self) -> str | None:
-        """Commit of a hub id; None for folders and random weights.
-
-        The hub is asked once, and everything is read at this commit.
-        """
+        """Commit of a hub id, at which all files are read; None for folders and random weights."""
         return hub_folder(self.place, self.settings.revision).name if self.kind == HUB else None
 
     @cached_property
@@ -192,12 +186,9 @@ class Source:
 
     @cached_property
     def described(self) -> Any:
-        """The config from which `model_facts` reads. Transformers is imported only if the files state too little.
-
-        Raises the errors of `hf_config`.
-        """
+        """A config for `model_facts`, made without importing transformers if the files state enough. Errors as `hf_config`."""
         if self.kind == RANDOM:
-            return self._shaped() or self.hf_config
+            return self._stated_shape() or self.hf_config
         if is_gguf(self.place):
             self._check_tokenizer()
             try:
@@ -211,45 +202,44 @@ class Source:
         self._require_same(config)
         return config
 
-    def _shaped(self) -> Any:
+    def _stated_shape(self) -> Any:
         return stated(values_of(self.settings.shape, self.settings.layers))
 
     def described_here(self) -> Any:
-        """`described` if it is available without a connection, otherwise None.
+        """Return `described` if it is available without a connection, otherwise None. Raises the errors of `described`.
 
-        For a hub id it is the config in the hub's cache, or else the shape in conf/model. Raises the errors of `described`.
+        For a hub id, it is the config in the hub's cache, or else the shape in conf/model.
         """
         if self.kind != HUB:
             return self.described
         folder = cached_folder(self.place, self.settings.revision)
-        return (read(folder) if folder else None) or (self._shaped() if self.settings.shape else None)
+        return (read(folder) if folder else None) or (self._stated_shape() if self.settings.shape else None)
 
     def outlined(self) -> tuple[Any, str | None, str | None]:
-        """Return (`described_here`, fingerprint, commit); each is None if unknown without a connection.
-
-        Raises ConfigError, UnsupportedError: see `described`.
-        """
+        """Return (`described_here`, fingerprint, commit); each is None if unknown without a connection. Errors as `described`."""
         if self.kind != HUB:
             return self.described, *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
-        identity = (self._adapted(hub_fingerprint(self.place, folder.name)), folder.name) if folder else (None, None)
+        identity = (
+            (self._add_adapter(hub_fingerprint(self.place, folder.name)), folder.name) if folder else (None, None)
+        )
         return self.described_here(), *identity
 
     def fingerprint(self) -> tuple[str, str | None]:
         """Return the model's fingerprint (16 hex digits), as in rows and calibrations, and the commit of a hub id or None.
 
-        The fingerprint of random weights is a checksum of the shape, the number of layers, the processor settings with the chat
-        template, the versions of the rules that make weights and tokens (`SCHEME`) and of model classes, and the version of
-        transformers. The precision is not part of it, but a separate column of the rows. An adapter's files are part of the
-        fingerprint.
+        The fingerprint of random weights is a checksum of all settings and versions that determine weights and prompts, except
+        for the precision, which is a separate column of the rows. Files of an adapter enter the fingerprint.
         """
         if self.commit is not None:
-            return self._adapted(hub_fingerprint(self.place, self.commit)), self.commit
-        return self._adapted(folder_fingerprint(self.place) if self.kind == FOLDER else self._of_shape()), None
+            return self._add_adapter(hub_fingerprint(self.place, self.commit)), self.commit
+        return self._add_adapter(
+            folder_fingerprint(self.place) if self.kind == FOLDER else self._shape_fingerprint()
+        ), None
 
-    def _adapted(self, weights: str) -> str:
-        """Return the fingerprint `weights` combined with adapter, tokenizer and template, if the settings name any."""
-        adapter_files = self._beside()
+    def _add_adapter(self, weights: str) -> str:
+        """Return the fingerprint `weights` combined with those of adapter, tokenizer and template, if the settings name any."""
+        adapter_files = self._extra_files()
         if adapter_files:
             files = digest_of((file.name, file) for file in adapter_files)
             weights = hashlib.sha256(f"{weights} {files}".encode()).hexdigest()[:16]
@@ -257,7 +247,7 @@ class Source:
             weights = hashlib.sha256(f"{weights} {chat_template(PLAIN)}".encode()).hexdigest()[:16]
         return weights
 
-    def _beside(self) -> list[Path]:
+    def _extra_files(self) -> list[Path]:
         """Return the files of the adapter and of the tokenizer that the settings name."""
         settings = self.settings
         named = adapter_files(settings.adapter) if settings.adapter else []
@@ -267,7 +257,7 @@ class Source:
             )
         return named
 
-    def _of_shape(self) -> str:
+    def _shape_fingerprint(self) -> str:
         from mmkv_bench.models import processor, random_weights
 
         rule_versions = [random_weights.SCHEME, random_weights.SEED, processor.SCHEME]
@@ -283,11 +273,8 @@ class Source:
         return hashlib.sha256(json.dumps(identity_fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def confirm(self, fingerprint: str) -> None:
-        """Raise ConfigError if a file of the model or adapter changed since `fingerprint` was computed.
-
-        It would be unknown which content was loaded, and rows have to name the loaded weights. Only changed files are read again.
-        """
-        if (self.kind == FOLDER or self._beside()) and self.fingerprint()[0] != fingerprint:
+        """Raise ConfigError if a file of the model, adapter or tokenizer has changed since `fingerprint` was computed."""
+        if (self.kind == FOLDER or self._extra_files()) and self.fingerprint()[0] != fingerprint:
             raise ConfigError(
                 f"the files of model {self.settings.name} in {self.path} changed while this run loaded them, so nobody knows "
                 "which version answered; nothing was written; run again when the files no longer change"
@@ -297,12 +284,13 @@ class Source:
         """Return the files from which the model is read, sorted; [] for random weights."""
         if self.kind == RANDOM:
             return []
-        return [*model_files(self._folder), *self._beside()]
+        return [*model_files(self._folder), *self._extra_files()]
 
     def load(self) -> LoadedModel:
-        """Load the model in eval mode with its processor, on the device and in the precision of the settings.
+        """Load the model and the processor, on the device and in the precision of the settings.
 
-        Raises ConfigError, UnsupportedError: the model cannot be loaded, or the family's processor lacks a limit that is set."""
+        Raises ConfigError, UnsupportedError: the model cannot be loaded, or the processor lacks a limit that is set.
+        """
         quiet_transformers()
         model = self.settings
         if self.kind != RANDOM:
@@ -325,7 +313,7 @@ class Source:
 
 
 def shaped() -> tuple[str, ...]:
-    """Return the names of the models whose file in conf/model states the model's shape (layers, heads, sizes) and processor."""
+    """Return the names of the models whose file in conf/model states the model's shape."""
     return tuple(name for name in options("model") if content("model", name).get("shape"))
 
 

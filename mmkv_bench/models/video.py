@@ -1,11 +1,8 @@
 """Sample evenly spaced frames of a video, decoded with PyAV.
 
-The rule is the papers' and lmms-eval's: of the n frames that decode (within the span, if given), take those at
-`linspace(0, n - 1, count)`, rounded down; the first and the last frame are always taken. A video with fewer frames than
-`count` gives each frame once. Frames are as stored: no scaling, no display rotation.
-
-n counts the frames that decode. The header is not used: in many containers it states no number (webm, gif) or a wrong one. A
-video that ends earlier than its header states is refused, because other frames would be sampled than from the whole video.
+As in the papers and lmms-eval, the frames at `linspace(0, n - 1, count)`, rounded down, are sampled from the n frames that decode. A
+video with at most `count` frames gives each frame once. Frames are not scaled or rotated. Headers often state a wrong number of
+frames or none, so decoded frames are counted. Truncated videos are refused.
 """
 
 from __future__ import annotations
@@ -23,10 +20,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 DEFAULT_FRAMES = 32
-"""Default of model.frames, the number of frames sampled of a video: most papers take 32, some 64."""
+"""Default of model.frames, the number of frames sampled from a video; most papers take 32."""
 
 COMPLETE = 0.9
-"""Least fraction of the frames or seconds in the header that must decode; real files miss a few at the end."""
+"""Smallest fraction of the frames or seconds stated by the header that must decode."""
 MAX_BYTES = 8 << 30  # limit of the sampled frames
 
 
@@ -61,11 +58,8 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
     """Sample `count` >= 1 evenly spaced frames of a local video file, between seconds `start` and `end` if given.
 
-    PyAV must be able to read container and codec. The file is decoded once if the header (or the number of packets) states the
-    number of frames that decode. Otherwise, or for a span, it is decoded twice. Only the sampled frames are kept in memory.
-
     Raises DataError: a missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames of changing
-    size, or frames of more than 8 GiB. The message names the file without its folder.
+    size, or frames of more than 8 GiB.
     """
     import numpy as np
 
@@ -104,10 +98,7 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
 
 @contextmanager
 def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoStream]]:
-    """Yield the container and its first video stream. An error of PyAV inside the block becomes a DataError.
-
-    name: the file's name, for messages.
-    """
+    """Yield the container and its first video stream. An error of PyAV in the `with` block becomes a DataError."""
     import av
     from av.stream import Disposition
 
@@ -128,7 +119,7 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
 
 
 def _announced(path: str | os.PathLike, name: str) -> int:
-    """Return the expected number of frames: the header's number, or the number of packets, read without decoding."""
+    """Return the number of frames that the header states, or else the number of packets."""
     with _opened(path, name) as (container, stream):
         return int(stream.frames or sum(packet.size > 0 for packet in container.demux(stream)))
 
@@ -136,11 +127,9 @@ def _announced(path: str | os.PathLike, name: str) -> int:
 def _decode(
     path: str | os.PathLike, name: str, wanted: Collection[int], end: float | None
 ) -> tuple[list[np.ndarray], list[float], float | None]:
-    """Decode a video up to second `end`. Return three values.
+    """Decode a video up to second `end`.
 
-    1. The frames whose indices are in `wanted`.
-    2. The time of every frame in seconds.
-    3. The stream's frame rate; None if unknown.
+    Return the frames with indices in `wanted`, the time of every frame in seconds, and the frame rate (None if unknown).
     """
     frames, times, wanted = [], [], set(wanted)
     with _opened(path, name) as (container, stream):
@@ -172,12 +161,11 @@ def _decode(
 
 
 def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
-    """Raise DataError for a truncated video: fewer frames decode than `COMPLETE` times the number that its header states.
+    """Raise DataError for a truncated video: fewer frames decode than `COMPLETE` times the number that the header states.
 
-    Durations are compared instead if the header states no number of frames and the video is the file's only stream.
-    Headers that state neither (gif, transport streams, raw streams) are not checked.
+    If the header states no number of frames and the video is the file's only stream, durations are compared.
 
-    times: seconds of each decoded frame. last: duration of the last frame in seconds. name: the file's name, for the message.
+    times: seconds of each decoded frame. last: duration of the last frame in seconds.
     """
     import av
 
