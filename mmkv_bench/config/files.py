@@ -44,7 +44,8 @@ def conf_dir() -> Path:
 
 
 def reference_dir() -> Path:
-    """Return the folder of the papers' printed numbers: `results/reference` of the checkout, or the copy inside a wheel."""
+    """Return the folder of the papers' printed numbers: `results/reference` of the checkout, or the copy inside a
+    wheel."""
     conf_folder = conf_dir()
     checkout_reference = conf_folder.parent / "results" / "reference"
     return checkout_reference if checkout_reference.is_dir() else conf_folder.parent / "reference"
@@ -69,8 +70,7 @@ def _groups(conf: Path) -> tuple[str, ...]:
 
 
 def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Return the values of `group=name` as plain data, without Hydra. A method gets its parts and the defaults of its
-    parameters.
+    """Return the values of `group=name` as plain data, without Hydra. See `method_parts.expanded` for a method.
 
     Args:
         folders: further config folders, searched after `conf/`.
@@ -105,8 +105,7 @@ _OMITTED = object()
 
 
 def members(group: Path) -> set[str]:
-    """Return the names of all members of the tables in a group's folder. A table is one file for members that differ in a few
-    values."""
+    """Return the names of all members of the tables in a group's folder."""
     return {name for table in _tables(group).values() for name in table["rows"]}
 
 
@@ -172,11 +171,9 @@ TITLES = {
 
 
 def filled(model: str, gates: Any) -> Any:
-    """Fill in the scores that a model's full-cache gates name, from the papers' tables. Gates with a score stay unchanged.
+    """Fill in the printed scores that a model's full-cache gates name. Gates with a score stay unchanged.
 
-    A gate is the score of the full cache on a dataset as a paper prints it.
-
-    gates: a list of gates; the key `printed` names the table of a gate without a score.
+    gates: a list of gates; other values are returned unchanged.
 
     Raises:
         ConfigError: a table lacks the score that a gate names.
@@ -215,8 +212,8 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], float]]:
-    """Return the full cache's scores in a paper's table as tuples (the paper's name of the model, its dataset and metric
-    or its group, the number)."""
+    """Return the full cache's scores in a paper's table, as (the paper's name of the model, dataset and metric or
+    group, score)."""
     file = folder / f"{table}.csv"
     if not file.is_file():
         raise ConfigError(

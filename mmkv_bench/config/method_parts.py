@@ -73,8 +73,7 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Map each parameter of a method to the part that uses it, as (class, argument). The first part counts. node: see
-    `expanded`."""
+    """Map each parameter of a method to the first part that uses it, as (class, argument). node: see `expanded`."""
     taker_by_parameter: dict[str, tuple[str, str]] = {}
     for part in FOLDERS:
         for depth, target, argument, value in _arguments(node.get(part), 1):
@@ -86,11 +85,9 @@ def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 @cache
 def defaults(target: str) -> dict[str, Any]:
-    """Map each field of a dataclass to its default (`REQUIRED` if it has none), fields of base classes first.
+    """Map each field of a dataclass to its default (`REQUIRED` if it has none).
 
-    Empty if this package defines no such dataclass.
-
-    target: the dotted name of the dataclass.
+    target: the dotted name. The result is empty if this package defines no such dataclass.
     """
     module, _, name = target.rpartition(".")
     cls = _classes(module).get(name) if module.startswith(f"{_PACKAGE}.") else None
@@ -100,7 +97,7 @@ def defaults(target: str) -> dict[str, Any]:
 
 
 def _classes(module: str) -> dict[str, type]:
-    """Map the name of each class that a module defines to the class, in order; empty if there is no such module."""
+    """Map the names of the classes that a module itself defines to the classes; empty if there is no such module."""
     try:
         if find_spec(module) is None:
             return {}
@@ -127,10 +124,8 @@ def base_class(part: str) -> type:
 
 @cache
 def part_class(part: str, module: str) -> str | None:
-    """Return the dotted name of the class that a module offers as a method's part; None if it has none.
-
-    It is the last class in the module that extends the base class of the kind `part` (scorer, allocator, ...).
-    """
+    """Return the dotted name of the last class in a module that extends the base class of the kind `part`; None
+    without one."""
     module_name, base = f"{_home(part)}.{module}", base_class(part)
     classes = _classes(module_name).values() if module.isidentifier() else ()
     class_names = [one.__name__ for one in classes if issubclass(one, base) and one is not base]

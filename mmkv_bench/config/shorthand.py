@@ -36,8 +36,7 @@ OBSERVATION = "docs/observation.md lists all that `obs` offers"
 
 
 def spelled_out(parsed: Sequence[Override]) -> list[Override]:
-    """Return the overrides with every short form replaced by the keys of the configuration (`snapkv.window=8`:
-    `methods.snapkv.window=8`).
+    """Replace every short form in overrides by keys of the configuration.
 
     Raises:
         ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
@@ -56,11 +55,7 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
 
 
 def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
-    """Yield the overrides that one override with a short form stands for.
-
-    files: stem of each method file to its path.
-    extra: further config folders.
-    """
+    """Yield the overrides that one override stands for. files: stem of each method file to its path."""
     key, override_text = override.key_or_group, override.input_line
     stem, _, setting = key.removeprefix("methods.").partition(".")
     if key == "method" and files and not override.is_sweep_override():
@@ -81,9 +76,10 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
 
 # ---------------------------------------------------------------------- files among methods
 def _method_files(parsed: Sequence[Override]) -> list[str]:
-    """Return the Python files that are chosen as methods. The last choice of methods counts, as in Hydra.
+    """Return the Python files among the last choice of methods.
 
-    A sweep over files, and two files with one name, are refused.
+    Raises:
+        ConfigError: a sweep over files, or two files with one stem.
     """
     method_files: list[str] = []
     for override in parsed:
@@ -115,11 +111,7 @@ def _is_file(name: object) -> bool:
 
 
 def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
-    """Refuse a method file whose stem cannot be a method's name, or is already the name of a method.
-
-    Raises:
-        ConfigError: the name is not allowed or taken.
-    """
+    """Raise ConfigError if a method file's stem cannot be a method's name, or is already taken."""
     remedy = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it a name"
     if not _STEM.fullmatch(stem):
         raise ConfigError(
@@ -133,7 +125,8 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
 def _setting(override: Override, stem: str, path: str) -> str:
     """Return a setting of a method file (`mine.window=8`) as `<key>=<value>`, without the file's stem.
 
-    A key that the method `custom` lacks is refused; parameters of the file's own classes belong into `args`.
+    Raises:
+        ConfigError: the method `custom` has no such key; arguments of the file's own classes belong into `args`.
     """
     setting_text = override.input_line.lstrip("+~")
     key, _, value = setting_text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
@@ -149,7 +142,11 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 # ---------------------------------------------------------------------- a model's location
 def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Tell whether `model=` names a location: a folder, a GGUF file, or a hub id. A sweep over locations is refused."""
+    """Tell whether `model=` names a folder, a GGUF file or a hub id.
+
+    Raises:
+        ConfigError: a sweep over such locations.
+    """
     if override.is_sweep_override():
         if "/" in override.input_line:
             model_value = override.input_line.partition("=")[2]
@@ -167,10 +164,7 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
 
 
 def _model(place: str) -> Iterator[Override]:
-    """Yield the overrides that choose a model by its location (a folder, a GGUF file, or a hub id).
-
-    If exactly one file of `conf/model` has this location, that file is chosen, with its name and gates.
-    """
+    """Yield the overrides for a model's location: the only file of `conf/model` with this path, else `model=hf`."""
     models_of_path = [name for name in options("model") if content("model", name).get("path") == place]
     if len(models_of_path) == 1:
         yield parse(f"model={models_of_path[0]}")
@@ -180,10 +174,8 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the config group to which the first word of a key belongs: `method` for `snapkv.window`.
-
-    None if a key or group has that name, or no group offers it.
-    """
+    """Return the group that offers the first word of a key (`method` for `snapkv.window`); None if a key has that
+    name."""
     name_in_key, _, key_in_name = key.partition(".")
     if not key_in_name or name_in_key in keys() or name_in_key in groups():
         return None
@@ -282,11 +274,7 @@ def _is_elsewhere(group: str, name: str) -> bool:
 
 
 def filled(answer: str, value: str) -> str:
-    """Return an error text of `field_words` with its placeholders replaced by the user's value.
-
-    Args:
-        value: the text after the `=`.
-    """
+    """Return an error text of `field_words` with its placeholders replaced by the user's value (the text after `=`)."""
     unquoted_value = value.strip("[]'\"")
     shares = [_share(text.strip()) for text in unquoted_value.split(",")]
     if ("{kept}" in answer or "{rest}" in answer) and None in shares:
