@@ -1,7 +1,6 @@
-"""A check whether a dataset's files are available, without loading them: for `python -m mmkv_bench data`.
+"""A check whether a dataset's files are available, for `python -m mmkv_bench data`.
 
-Nothing is downloaded and no task code runs. Only a task with its own reader (`metadata.read`) is loaded, because nothing else
-knows its files.
+Nothing is downloaded and no task code runs, except for a task with its own reader (`metadata.read`), which is loaded.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class DataReport:
 
 
 def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
-    """Return a report on the data of a task: which files a run would read, and which are missing.
+    """Return which files a run of a task would read, and which are missing.
 
     Args:
         spec: the task.

@@ -34,11 +34,11 @@ def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
 
 
 def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef]) -> None:
-    """Check that the questions that a document lists are asked by consecutive samples, in the order of the list.
+    """Check that consecutive samples ask the questions that a document lists, in the order of the list.
 
     Raises:
         MissingDataError: the samples are not numbered.
-        DataError: another order, documents with different numbers of questions, or without any.
+        DataError: another order, or documents with different numbers of questions or none.
     """
     if not lists_texts(spec, docs):
         return
@@ -73,14 +73,13 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
     """Check that a dataset with several questions per document has the fields that the protocols need.
 
     Args:
-        spec: the task.
         bare: the dataset's documents without media.
         count: the number of samples of the run; None: all.
         names: the names of the protocols.
 
     Raises:
-        ConfigError: a field is missing by which a protocol scores entries, or the first `count` samples end within a document
-            whose questions are listed.
+        ConfigError: a field is missing by which a protocol scores entries, or the first `count` samples end within a
+            document whose questions are listed.
     """
     for name in names:
         known_questions = protocol(name).knows
@@ -101,8 +100,9 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
 
 
 class QuestionGroups:
-    """Groups of samples that ask about the same document. Samples beyond a run's limit are included, so that what is compressed
-    for a document does not depend on the limit.
+    """Groups of samples that ask about the same document.
+
+    Samples beyond a run's limit are included, so that the compression of a document does not depend on the limit.
 
     Args:
         spec: a task with a `questions_key`.
@@ -179,10 +179,8 @@ class QuestionGroups:
 
 
 def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Return doc_id -> (number of the group, doc_ids of its samples), both in the order of the dataset.
-
-    Samples with an equal value of the column `key` form a group.
-    """
+    """Group samples by equal values of the column `key`. Return doc_id -> (number of the group, doc_ids of its
+    samples)."""
     key_column = docs.select_columns([key]).with_format("arrow")
     members: dict[str, list[int]] = {}
     for doc_id in range(len(docs)):
@@ -191,7 +189,6 @@ def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int,
 
 
 def _digest(value: Any) -> str:
-    """Return a digest of a field: of the bytes of media, else of the value."""
     if isinstance(value, Mapping) and value.get("bytes"):
         return hashlib.sha256(value["bytes"]).hexdigest()
     if isinstance(value, list):
