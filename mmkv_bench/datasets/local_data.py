@@ -50,7 +50,7 @@ class LocalFiles:
 
 
 def media_root(folder: Path) -> str | None:
-    """Return the dataset's `media` folder, which replaces $HF_HOME; None if the dataset has no such folder."""
+    """Return the dataset's `media` folder, which replaces $HF_HOME; None without such a folder."""
     return str(folder / MEDIA) if (folder / MEDIA).is_dir() else None
 
 
@@ -58,7 +58,9 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
     """Find the data files of a split in a dataset's local folder.
 
     config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
-    Raises MissingDataError: the folder is empty, or has only other splits.
+
+    Raises:
+        MissingDataError: the folder is empty, or has only other splits.
     """
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
@@ -80,9 +82,11 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
 
 
 def columns(files: Sequence[Path]) -> list[str]:
-    """Return the column names of parquet files, read from the footers.
+    """Return the column names of parquet files.
 
-    Raises MissingDataError: a file is truncated or not parquet, or two files have different columns."""
+    Raises:
+        MissingDataError: a file is truncated or not parquet, or two files have different columns.
+    """
     import pyarrow.parquet as pq
 
     first_columns: list[str] = []
@@ -103,7 +107,7 @@ def columns(files: Sequence[Path]) -> list[str]:
 
 
 def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise MissingDataError if columns that the task reads are missing from the data; the message names them."""
+    """Raise MissingDataError, naming the columns, if columns that the task reads are missing from the data."""
     present = list(present)
     missing = [name for name in wanted if name not in present]
     if missing:
@@ -114,7 +118,6 @@ def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str])
 
 
 def count_rows(files: Sequence[Path]) -> int:
-    """Count the rows of parquet files, from the footers."""
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(file).num_rows for file in files)
@@ -123,7 +126,8 @@ def count_rows(files: Sequence[Path]) -> int:
 def require_readable(files: LocalFiles) -> None:
     """Raise MissingDataError if the rows of a file cannot be read.
 
-    Parsed are the first and last row group of a parquet file, JSON files entirely, and the first and last line of JSON Lines.
+    This reads the first and last row group of a parquet file, whole JSON files, and the first and last line of JSON
+    Lines.
     """
     import pyarrow.parquet as pq
 
@@ -152,20 +156,17 @@ def _damaged(file: Path, error: Exception) -> MissingDataError:
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError if a split has no rows.
-
-    rows: the split's number of rows; None if the number is unknown, which is accepted.
-    """
+    """Raise MissingDataError if a split has 0 rows. An unknown number (None) is accepted."""
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
 
 def picture_features(files: Sequence[str]) -> datasets.Features | None:
-    """Return `datasets` features in which the files' picture columns are decoded; None if no column has to be changed.
+    """Return `datasets` features in which picture columns are decoded; None if there are no columns to declare.
 
-    Picture columns hold {bytes, path} or lists of {bytes, path}. Files written by `datasets` declare their picture columns.
-    Files written by pandas or pyarrow do not, so a task would get dicts instead of pictures.
-    The schema of the first file is used for all files, as in `datasets`.
+    Picture columns hold {bytes, path} or lists of {bytes, path}. Only files written by `datasets` declare them, so a
+    task would get dicts instead of pictures from files of pandas or pyarrow. The first file's schema is used for all
+    files.
     """
     import pyarrow.parquet as pq
     from datasets import Features, Image, List

@@ -28,8 +28,7 @@ def metrics_due(
 ) -> dict[int, list[str]]:
     """Return document -> metrics that the scorer returns for an empty answer.
 
-    The scorer runs in a separate pass, whose scores are dropped; no judge is asked. If it needs a real answer or a judge, the
-    list is empty.
+    The scorer runs in a separate pass without a judge. If the scorer needs a real answer or a judge, the list is empty.
     """
     empty_answers = dict.fromkeys(doc_ids, "")
     if not empty_answers:
@@ -85,9 +84,10 @@ def unheard(scoring_pass: ScoringPass) -> list[int]:
 
 
 def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
-    """Return metric -> `not judged: ...`, for each metric that lacks a judge's answer, in a sample or in lmms-eval's aggregation.
+    """Return metric -> `not judged: ...`, for each metric that lacks a judge's answer in a sample or in an aggregation.
 
-    lost: doc_id -> metric -> reason. samples: number of all samples. aggregated: names of the aggregated metrics."""
+    lost: doc_id -> metric -> reason. samples: number of all samples. aggregated: names of the aggregated metrics.
+    """
     reason_by_name: dict[str, str] = {}
     for name in dict.fromkeys(name for gone in lost.values() for name in gone):
         reasons_of_name = [gone[name] for gone in lost.values() if name in gone]
@@ -102,7 +102,7 @@ def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Ite
 def judged_by(
     scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
 ) -> dict[str, JudgedBy]:
-    """Return metric -> the judge that scored it. Metrics without an answered question are left out.
+    """Return metric -> the judge that scored it, for metrics with an answered question.
 
     names: the metrics. prompts: metric (None: all metrics) -> digest of the judge's prompts.
     """
@@ -201,8 +201,7 @@ _PROMPTS: dict[tuple[str, int], dict[str | None, str]] = {}
 def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict[str | None, str]:
     """Return metric (None: all metrics) -> digest of the judge's prompts; empty if no judge was asked.
 
-    The prompts are the questions about the dataset's first two documents, with a fixed text in place of the answers. So the
-    digests depend on the prompts and not on the answers.
+    The digests cover the questions about the dataset's first two documents, with a fixed text in place of the answers.
     """
     if not any(asked.answered for asked in scoring_pass.asked):
         return {}
@@ -295,17 +294,13 @@ def rows_of(
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
-    """Return metric -> numbers (`parts`) of a sample without a score, for metrics that are computed from sums over samples.
-
-    They are `metadata.parts_of_nothing` of the task's YAML.
-    """
+    """Return metric -> `parts` of a sample without a score (`metadata.parts_of_nothing` of the task's YAML)."""
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     parts_by_metric = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
     return {metric: tuple(map(float, parts)) for metric, parts in (parts_by_metric or {}).items()}
 
 
 def _listed(spec: TaskSpec) -> list[str]:
-    """Return the names of the metrics in `metric_list` of the task's YAML."""
     return [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
 
 

@@ -50,11 +50,8 @@ ANY = "*"  # stands for names that are not in the code's text
 
 
 def digests(path: Path) -> list[str]:
-    """Return digests of all code that a task's YAML files (with includes) can reach; none for tasks of lmms-eval.
-
-    The code is: files in the YAML's folder, packages below it that they import, and other modules that are not installed
-    packages. lmms-eval's version identifies the code of its own tasks.
-    """
+    """Return digests of all code that a task's YAML files (with includes) can reach (see `_reached`); none for
+    lmms-eval's tasks."""
     names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
@@ -122,10 +119,7 @@ def _elsewhere(name: str) -> dict[str, Path]:
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
-    """Return the importable files (`SUFFIXES`) of a package, by name.
-
-    Links to folders are followed; hidden folders and `__pycache__` are left out.
-    """
+    """Return the importable files (`SUFFIXES`) of a package by name, without hidden folders and `__pycache__`."""
     modules, visited_folders = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
         if (real_path := os.path.realpath(place)) in visited_folders:
@@ -173,14 +167,14 @@ class SourceOnly(SourceFileLoader):
 
 @lru_cache(maxsize=256)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Return the compiled source, cached because a task's module is executed anew for each function that its YAML names."""
+    """Compile a source. Cached, because a task's module is executed anew for each function that its YAML names."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
 def executed(name: str, file: Path, source_only: bool) -> ModuleType:
     """Execute a file as a module and return the module, without an entry in `sys.modules`.
 
-    Exceptions of its code pass unchanged. source_only: read and write no bytecode.
+    source_only: read and write no bytecode.
     """
     loader = SourceOnly(name, str(file)) if source_only else SourceFileLoader(name, str(file))
     spec = spec_from_file_location(name, file, loader=loader)
@@ -191,9 +185,10 @@ def executed(name: str, file: Path, source_only: bool) -> ModuleType:
 
 
 def import_from_source(folders: Iterable[Path]) -> None:
-    """Make Python import modules below a task's folders, or elsewhere outside of installed packages, from their sources.
+    """Make this process import modules in a task's folders, or elsewhere outside of installed packages, from their
+    sources.
 
-    This lasts for the whole process, because a task's code imports some modules only when a prompt is made.
+    The effect is permanent, because a task's code imports some modules only when a prompt is made.
     """
     new_folders = {folder.resolve() for folder in folders} - _folders
     if not new_folders:
@@ -206,7 +201,7 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """Return a finder that imports a folder's modules from their sources, for use as a hook of `sys.path_hooks`.
+    """Return a finder that imports a folder's modules from their sources (a hook of `sys.path_hooks`).
 
     Raises:
         ImportError: the folder contains no task's code, so that Python's own finder is used.
