@@ -139,17 +139,17 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
         missing_sentence = (
             f"model {model_name} has no committed calibration" if spec == AUTO else f"calibration={spec} does not exist"
         )
-        raise CalibrationError(f"{missing_sentence} for {method} (no file {_short(path)}); {remedy}") from None
+        raise CalibrationError(f"{missing_sentence} for {method} (no file {_label(path)}); {remedy}") from None
     except (OSError, ValueError) as error:
-        raise CalibrationError(f"{_short(path)} cannot be read as JSON ({error}); {remedy}") from error
-    artefact = _parsed(fields, path, remedy)
+        raise CalibrationError(f"{_label(path)} cannot be read as JSON ({error}); {remedy}") from error
+    artefact = _checked_artefact(fields, path, remedy)
     if artefact.method != method:
         raise CalibrationError(
-            f"{_short(path)} is a calibration of {artefact.method}, not of {method}; {remedy}, or give the file of {method}"
+            f"{_label(path)} is a calibration of {artefact.method}, not of {method}; {remedy}, or give the file of {method}"
         )
     if artefact.model_fingerprint != model_fingerprint:
         raise CalibrationError(
-            f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), but this run's model is "
+            f"{_label(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), but this run's model is "
             f"{model_name} ({model_fingerprint}); a calibration is valid for the measured weights only; {remedy}"
         )
     return artefact
@@ -188,22 +188,22 @@ class Calibrations:
         return used_checksums
 
 
-def _parsed(fields: Any, path: Path, make: str) -> Artefact:
+def _checked_artefact(fields: Any, path: Path, make: str) -> Artefact:
     field_names = set(Artefact.__dataclass_fields__)
     if not isinstance(fields, Mapping) or set(fields) != field_names or not isinstance(fields["data"], Mapping):
-        raise CalibrationError(f"{_short(path)} is not a calibration artefact (it has other keys); {make}")
+        raise CalibrationError(f"{_label(path)} is not a calibration artefact (it has other keys); {make}")
     if fields["format"] != FORMAT:
-        raise CalibrationError(f"{_short(path)} has format {fields['format']}, but this version reads {FORMAT}; {make}")
+        raise CalibrationError(f"{_label(path)} has format {fields['format']}, but this version reads {FORMAT}; {make}")
     actual_checksum = digest(fields)
     if fields["checksum"] != actual_checksum:
         raise CalibrationError(
-            f"{_short(path)} was changed after it was written: the stored checksum is {str(fields['checksum'])[:SHOWN]}, but "
+            f"{_label(path)} was changed after it was written: the stored checksum is {str(fields['checksum'])[:SHOWN]}, but "
             f"the content has {actual_checksum[:SHOWN]}; restore the file, or {make}"
         )
     return Artefact(**fields)
 
 
-def _short(path: Path) -> str:
+def _label(path: Path) -> str:
     try:
         return f"conf/{path.relative_to(conf_dir()).as_posix()}"
     except ValueError:

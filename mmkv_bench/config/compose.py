@@ -53,7 +53,7 @@ from mmkv_bench.config.overrides import (
 )
 from mmkv_bench.config.run_config import composed_schema, run_config, settle
 from mmkv_bench.config.schema import LIST_GROUPS, RunConfig
-from mmkv_bench.config.shorthand import spelled_out
+from mmkv_bench.config.shorthand import expand_short_forms
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.file_state import State
 
@@ -68,11 +68,11 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind, an
             interpolation to a missing key, a key without a value, or an unknown dataset in `only`.
     """
-    parsed = spelled_out([parse(text) for text in overrides])
+    parsed = expand_short_forms([parse(text) for text in overrides])
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(sweep_refusal(override))
-    parsed = _named(parsed)
+    parsed = _with_full_keys(parsed)
     extra_folders = searchpath(parsed)
     choices = [o for o in parsed if is_choice(o)]
     for override in choices:
@@ -158,11 +158,11 @@ def forked(overrides: Sequence[str]) -> list[str]:
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
     """Return overrides as Hydra takes them: without short forms, and with `++` before keys that a user may add."""
-    named = _named(spelled_out([parse(text) for text in overrides]))
+    named = _with_full_keys(expand_short_forms([parse(text) for text in overrides]))
     return ["++" + o.input_line.lstrip("+") if is_users_own(o.key_or_group) else o.input_line for o in named]
 
 
-def _named(parsed: Sequence[Override]) -> list[Override]:
+def _with_full_keys(parsed: Sequence[Override]) -> list[Override]:
     """Replace `dataset.<key>` by `datasets.<name>.<key>`, and `method.<key>` by `methods.<name>.<key>`.
 
     Raises:
@@ -200,7 +200,7 @@ def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
     choices: overrides that choose files of config groups.
     extra: further config folders.
     """
-    keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
+    keys = OmegaConf.to_container(_cached_composition(choices, extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
 
 
@@ -218,7 +218,7 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
     """
     if any(text.startswith("hydra.") for text in values):
         return by_hydra((*choices, *values))
-    config = copy.deepcopy(_cached(choices, extra))
+    config = copy.deepcopy(_cached_composition(choices, extra))
     try:
         for one in OverridesParser.create().parse_overrides(list(values)):
             OmegaConf.update(config, one.key_or_group, one.value(), merge=True, force_add=one.is_force_add())
@@ -227,7 +227,7 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
     return config
 
 
-def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
+def _cached_composition(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
     """Compose `choices`, or return the earlier composition if no YAML file has changed."""
     paths = (
         os.path.join(root, name)
@@ -236,11 +236,11 @@ def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
         for name in names
         if name.endswith(".yaml")
     )
-    return _of_choices(tuple(choices), tuple(sorted((path, State.of(os.stat(path))) for path in paths)))
+    return _composition_of_files(tuple(choices), tuple(sorted((path, State.of(os.stat(path))) for path in paths)))
 
 
 @lru_cache(maxsize=128)
-def _of_choices(choices: tuple[str, ...], files: tuple[tuple[str, State], ...]) -> DictConfig:
+def _composition_of_files(choices: tuple[str, ...], files: tuple[tuple[str, State], ...]) -> DictConfig:
     return by_hydra(choices)
 
 
@@ -251,7 +251,7 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
         ConfigError: Hydra cannot compose the configuration.
     """
     try:
-        with _initialised():
+        with _hydra_session():
             composition = hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_sentence(error)) from error
@@ -262,7 +262,7 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
 
 
 @contextmanager
-def _initialised() -> Iterator[Hydra]:
+def _hydra_session() -> Iterator[Hydra]:
     """Yield a Hydra that searches `conf/`. Afterwards restore the Hydra of a program that uses Hydra itself."""
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
@@ -285,7 +285,7 @@ def print_composed(
     """
     compose(overrides)
     hydra_overrides = for_hydra(overrides)
-    with _initialised() as hydra:
+    with _hydra_session() as hydra:
         if info is not None:
             hydra.show_info(info, "config", hydra_overrides)
         else:
@@ -298,7 +298,7 @@ def completions(before: Sequence[str], last: str) -> list[str]:
     Empty if `before` is not a valid configuration.
     """
     try:
-        with _initialised() as hydra:
+        with _hydra_session() as hydra:
             offered_words = BashCompletion(hydra.config_loader)._query("config", " ".join([*before, last]))
     except Exception:  # noqa: BLE001 - whatever Hydra raises about half a line
         return []
@@ -341,7 +341,7 @@ class FolderSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
         file = Path(self.path, group, f"{name}.yaml")
-        content = read(file.parent, name, lambda path: _loaded(path, State.of(path.stat())))
+        content = read(file.parent, name, lambda path: _load_yaml(path, State.of(path.stat())))
         if content is None:
             raise ConfigLoadError(f"Config not found : {file}")
         header_values = self._get_header_dict(file.read_text(encoding="utf-8")[:512] if file.is_file() else "")
@@ -359,7 +359,7 @@ class FolderSource(FileConfigSource):
 
 
 @cache
-def _loaded(file: Path, state: State) -> dict[str, Any]:
+def _load_yaml(file: Path, state: State) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(file), resolve=False)
 
 

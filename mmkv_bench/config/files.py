@@ -121,7 +121,7 @@ def _member(group: Path, name: str) -> dict[str, Any] | None:
             row = dict(table["rows"][name])
             kind_columns = {key: value for kind in row.pop("kinds", ()) for key, value in table["kinds"][kind].items()}
             columns = {**(table.get("columns") or {}), **kind_columns, **row, "name": name}
-            return _expanded(table["template"], columns)
+            return _substitute_columns(table["template"], columns)
     return None
 
 
@@ -138,12 +138,12 @@ def _table(file: Path, changed: int) -> Mapping[str, Any]:
     return table
 
 
-def _expanded(value: Any, columns: Mapping[str, Any]) -> Any:
+def _substitute_columns(value: Any, columns: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
-        expanded_mapping = {key: _expanded(column_value, columns) for key, column_value in value.items()}
+        expanded_mapping = {key: _substitute_columns(column_value, columns) for key, column_value in value.items()}
         return {key: column_value for key, column_value in expanded_mapping.items() if column_value is not _OMITTED}
     if isinstance(value, list):
-        expanded_items = [(item, _expanded(item, columns)) for item in value]
+        expanded_items = [(item, _substitute_columns(item, columns)) for item in value]
         return [
             part
             for item, column_value in expanded_items
@@ -155,8 +155,8 @@ def _expanded(value: Any, columns: Mapping[str, Any]) -> Any:
     column_match = _COLUMN.fullmatch(value)
     if column_match:
         column_value = columns[column_match[1]]
-        return _OMITTED if column_value is None else _expanded(column_value, columns)
-    return _COLUMN.sub(lambda match: str(_expanded(columns[match[1]], columns)), value)
+        return _OMITTED if column_value is None else _substitute_columns(column_value, columns)
+    return _COLUMN.sub(lambda match: str(_substitute_columns(columns[match[1]], columns)), value)
 
 
 # ---------------------------------------------------------------------- gates
@@ -180,10 +180,10 @@ def filled(model: str, gates: Any) -> Any:
     """
     if not isinstance(gates, list):
         return gates
-    return [_filled(model, gate) if isinstance(gate, Mapping) and PRINTED in gate else gate for gate in gates]
+    return [_fill_gate(model, gate) if isinstance(gate, Mapping) and PRINTED in gate else gate for gate in gates]
 
 
-def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_gate(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     table = str(gate[PRINTED])
     score_keys = {key: gate[key] for key in ("group", "dataset", "metric") if key in gate}
     printed_scores = _full_cache(reference_dir(), table)

@@ -56,9 +56,9 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a part or parameter that does not exist, or a parameter without a value.
     """
-    parts = {part: _spelled_out(name, part, document[part]) for part in FOLDERS if part in document}
+    parts = {part: _part_node(name, part, document[part]) for part in FOLDERS if part in document}
     parameters = {key: value for key, value in document.items() if key not in (*FOLDERS, *_KEYS_BESIDE_PARTS)}
-    for parameter, (target, argument) in taken_by(parts).items():
+    for parameter, (target, argument) in part_parameters(parts).items():
         default_value = defaults(target).get(argument, REQUIRED)
         if parameter not in document and default_value is not REQUIRED:  # without a default it is refused when resolved
             parameters[parameter] = default_value
@@ -72,7 +72,7 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def part_parameters(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Map each parameter of a method to the first part that uses it, as (class, argument). node: see `expanded`."""
     taker_by_parameter: dict[str, tuple[str, str]] = {}
     for part in FOLDERS:
@@ -117,7 +117,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def base_class(part: str) -> type:
     """Return the base class of all parts of a kind. part: scorer, allocator, selector, reducer or decoding."""
-    module = importlib.import_module(f"{_home(part)}.base")
+    module = importlib.import_module(f"{_package_of_parts(part)}.base")
     base_type: type = getattr(module, "DecodePolicy" if part == "decoding" else part.capitalize())
     return base_type
 
@@ -126,7 +126,7 @@ def base_class(part: str) -> type:
 def part_class(part: str, module: str) -> str | None:
     """Return the dotted name of the last class in a module that extends the base class of the kind `part`; None
     without one."""
-    module_name, base = f"{_home(part)}.{module}", base_class(part)
+    module_name, base = f"{_package_of_parts(part)}.{module}", base_class(part)
     classes = _classes(module_name).values() if module.isidentifier() else ()
     class_names = [one.__name__ for one in classes if issubclass(one, base) and one is not base]
     return f"{module_name}.{class_names[-1]}" if class_names else None
@@ -138,11 +138,11 @@ def part_classes(part: str) -> dict[str, str]:
     return {file.stem: target for file in files if (target := part_class(part, file.stem))}
 
 
-def _home(part: str) -> str:
+def _package_of_parts(part: str) -> str:
     return f"{_PACKAGE}.compression.{FOLDERS[part]}"
 
 
-def _spelled_out(method: str, part: str, value: Any) -> Any:
+def _part_node(method: str, part: str, value: Any) -> Any:
     if value is None or (isinstance(value, Mapping) and _TARGET in value):
         return value
     if isinstance(value, str):

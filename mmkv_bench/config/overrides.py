@@ -143,13 +143,13 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
     if name not in option_names:
         if group == "model" and (model := unavailable(name)) is not None:
             raise ConfigError(model.sentence(name))
-        raise ConfigError(f"unknown {group} {name!r}; {_known_as(group, name, option_names, extra)}")
+        raise ConfigError(f"unknown {group} {name!r}; {_advice_on_name(group, name, option_names, extra)}")
 
 
-def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
+def _advice_on_name(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
     """Return the end of an error message about an unknown name: an answer to a common word, the groups with that name,
     or a similar name."""
-    if group == DATASET and (size_remedy := _sized(name, names)):
+    if group == DATASET and (size_remedy := _page_size_advice(name, names)):
         return size_remedy
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
         return answer
@@ -164,7 +164,7 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
     return f"{suggestion}; {_REMEDY_BY_GROUP.get(group, '`mmkv-bench run --help` lists them')}"
 
 
-def _sized(name: str, names: Sequence[str]) -> str:
+def _page_size_advice(name: str, names: Sequence[str]) -> str:
     """Return advice for a pages dataset that is given with its size, as in tables (`pages_walk_large`); "" for other
     names."""
     folded_name = folded(name)
@@ -257,7 +257,7 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
             raise ConfigError(f"{text}: {parent_path} is a value without keys below it; write {parent_path}=<value>")
         if key not in node:
             if parent_path in ("methods", "datasets"):
-                raise ConfigError(_not_chosen(text, parent_path.removesuffix("s"), key, tuple(node)))
+                raise ConfigError(_unchosen_name_message(text, parent_path.removesuffix("s"), key, tuple(node)))
             parent_clause = f" in {parent_path}" if parent_path else ""
             suggestion = nearest(key, node) if parent_path else _nearest_key(text, path, reference)
             raise ConfigError(f"{text}: unknown key {key!r}{parent_clause}; {suggestion}")
@@ -287,7 +287,7 @@ def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -
     return "`mmkv-bench run --help` lists the keys"
 
 
-def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:
+def _unchosen_name_message(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:
     if name not in options(group):
         return f"{text}: unknown {group} {name!r}; {nearest(name, options(group))}"
     return (

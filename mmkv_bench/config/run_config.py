@@ -24,7 +24,7 @@ _NOT_COMPOSED = "resolved"
 
 def run_config(composed: DictConfig) -> RunConfig:
     """Convert Hydra's composition to a `RunConfig`. Absolute interpolations must be resolved."""
-    resolved = _resolved(composed)
+    resolved = _plain_values(composed)
     unresolved = OmegaConf.to_container(composed, resolve=False)
     values = _values(RunConfig, {**resolved, **{key: unresolved[key] for key in _UNRESOLVED}})
     return RunConfig(**values, resolved=resolved)
@@ -35,7 +35,7 @@ def stored_config(stored: Mapping[str, Any]) -> RunConfig:
     return run_config(OmegaConf.merge(OmegaConf.structured(composed_schema()), stored))
 
 
-def _resolved(composed: DictConfig) -> dict[str, Any]:
+def _plain_values(composed: DictConfig) -> dict[str, Any]:
     """Return all keys of a composition as plain values.
 
     If an interpolation has no key, all interpolations inside `variants` are kept: such a key may belong to a variant's
@@ -61,14 +61,14 @@ def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         field_type, value = field_types[one.name], values[one.name]
         if is_dataclass(field_type):
             arguments[one.name] = field_type(**_values(field_type, value))  # type: ignore[operator]
-        elif _several(field_type) and value is not None:
+        elif _takes_list(field_type) and value is not None:
             arguments[one.name] = tuple(as_list(value))
         else:
             arguments[one.name] = value
     return arguments
 
 
-def _several(declared: Any) -> bool:
+def _takes_list(declared: Any) -> bool:
     return tuple in (get_origin(declared), *(get_origin(kind) for kind in getattr(declared, "__args__", ())))
 
 
@@ -80,12 +80,12 @@ def composed_schema(schema: type = RunConfig) -> type:
     """
     field_types = get_type_hints(schema)
     composed_fields = [
-        (one.name, *_composed(one, field_types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED
+        (one.name, *_hydra_field(one, field_types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED
     ]
     return make_dataclass(schema.__name__, composed_fields)
 
 
-def _composed(one: Field[Any], declared: Any) -> tuple[Any, Any]:
+def _hydra_field(one: Field[Any], declared: Any) -> tuple[Any, Any]:
     """Return type and default of a field of `composed_schema`. declared: the field's type in `schema.py`."""
     if isinstance(declared, type) and is_dataclass(declared):
         nested_schema = composed_schema(declared)

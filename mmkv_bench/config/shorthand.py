@@ -35,7 +35,7 @@ README = "see docs/own_method.md"
 OBSERVATION = "docs/observation.md lists all that `obs` offers"
 
 
-def spelled_out(parsed: Sequence[Override]) -> list[Override]:
+def expand_short_forms(parsed: Sequence[Override]) -> list[Override]:
     """Replace every short form in overrides by keys of the configuration.
 
     Raises:
@@ -48,20 +48,20 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
         check_name(stem, path, extra_folders)
         if any(override.key_or_group == f"variants.{stem}" for override in parsed):
             raise ConfigError(f"method={path} and variants.{stem} are two methods with one name; rename one of them")
-    overrides = [one for override in parsed for one in _one(override, path_by_stem, extra_folders)]
+    overrides = [one for override in parsed for one in _expand_override(override, path_by_stem, extra_folders)]
     variant_settings = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in path_by_stem.items()}
     after_last_method = 1 + max((at for at, one in enumerate(overrides) if one.key_or_group == "method"), default=-1)
     return [*overrides[:after_last_method], *map(parse, words(variant_settings)), *overrides[after_last_method:]]
 
 
-def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
+def _expand_override(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
     """Yield the overrides that one override stands for. files: stem of each method file to its path."""
     key, override_text = override.key_or_group, override.input_line
     stem, _, setting = key.removeprefix("methods.").partition(".")
     if key == "method" and files and not override.is_sweep_override():
         named_methods = [str(name) for name in as_list(override.value()) if not _is_file(name)]
         yield parse(f"{override_text.partition('=')[0]}=[{','.join(named_methods)}]")
-    elif key == "model" and _is_place(override, extra):
+    elif key == "model" and _is_location(override, extra):
         yield from _model(str(override.value()))
     elif key.removeprefix("methods.") in files and key.startswith("methods."):
         yield parse(override_text.lstrip("+~").replace("methods.", "variants.", 1))
@@ -141,7 +141,7 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 
 # ---------------------------------------------------------------------- a model's location
-def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
+def _is_location(override: Override, extra: tuple[str, ...]) -> bool:
     """Tell whether `model=` names a folder, a GGUF file or a hub id.
 
     Raises:
@@ -254,7 +254,7 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
     is_sweep = override.is_sweep_override()
     given_names = [*override.sweep_string_iterator()] if is_sweep else as_list(value)
     names_of_choices = [
-        [str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given_names
+        [str(one)] if _is_no_conf_name(group, str(one)) else chosen(group, str(one), extra) for one in given_names
     ]
     if value is None or [[str(one)] for one in given_names] == names_of_choices:
         return override
@@ -266,7 +266,7 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
     return parse(f"{override.input_line.partition('=')[0]}={new_value}")
 
 
-def _is_elsewhere(group: str, name: str) -> bool:
+def _is_no_conf_name(group: str, name: str) -> bool:
     """Tell whether a choice is not a name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
     return (
         name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
@@ -282,14 +282,14 @@ def filled(answer: str, value: str) -> str:
     digits = re.search(r"\d+", re.sub(r"(\d+)k\b", lambda match: f"{int(match[1]) * 1024}", value.lower()))
     return answer.format(
         value=value or "<value>",
-        kept=_listed([f"{100 * share:.6g}%" for share in shares if share]),
-        rest=_listed([f"{100 - 100 * share:.6g}%" for share in shares if share]),
+        kept=_list_text([f"{100 * share:.6g}%" for share in shares if share]),
+        rest=_list_text([f"{100 - 100 * share:.6g}%" for share in shares if share]),
         digits=digits[0] if digits else "<number>",
         minutes=_minutes(value.strip("'\"")),
     )
 
 
-def _listed(texts: list[str]) -> str:
+def _list_text(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
 
 

@@ -65,14 +65,16 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
         if split not in splits:
-            raise MissingDataError(_no_split(folder, split, splits))
+            raise MissingDataError(_missing_split_message(folder, split, splits))
         return LocalFiles(folder, split, "saved")
-    files = _listed(folder, config, split) or _named(folder, config, split)
+    files = _files_in_readme(folder, config, split) or _files_by_name(folder, config, split)
     if files:
         return LocalFiles(folder, split, "parquet", tuple(sorted(files)))
     parquet = [file for file in folder.rglob("*.parquet") if MEDIA not in file.relative_to(folder).parts]
     if parquet:
-        raise MissingDataError(_no_split(folder, split, sorted({file.stem.split("-")[0] for file in parquet})))
+        raise MissingDataError(
+            _missing_split_message(folder, split, sorted({file.stem.split("-")[0] for file in parquet}))
+        )
     if any(next(folder.rglob(pattern), None) for pattern in OTHER_FILES):
         return LocalFiles(folder, split, "other")
     raise MissingDataError(
@@ -137,7 +139,7 @@ def require_readable(files: LocalFiles) -> None:
             for group in {0, parquet_file.num_row_groups - 1} if parquet_file.num_row_groups else ():
                 parquet_file.read_row_group(group)
         except Exception as error:
-            raise _damaged(file, error) from error
+            raise _damaged_file_error(file, error) from error
     for file in sorted(files.folder.rglob("*.json")) if files.kind == "other" else ():
         try:
             json.loads(file.read_text())
@@ -147,10 +149,10 @@ def require_readable(files: LocalFiles) -> None:
                 for line in (lines[0], lines[-1]):
                     json.loads(line)
             except (IndexError, ValueError):
-                raise _damaged(file, error) from error
+                raise _damaged_file_error(file, error) from error
 
 
-def _damaged(file: Path, error: Exception) -> MissingDataError:
+def _damaged_file_error(file: Path, error: Exception) -> MissingDataError:
     reason = str(error).splitlines()[0].rstrip(".")
     return MissingDataError(f"{file} cannot be read ({reason}); copy or download it again")
 
@@ -190,7 +192,7 @@ def _holds_picture(feature: Any) -> bool:
     return kinds["bytes"] in ("binary", "large_binary") and kinds["path"] in ("string", "large_string", "null")
 
 
-def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
+def _files_in_readme(folder: Path, config: str | None, split: str) -> list[Path]:
     """Return the files that the front matter of README.md lists for the split."""
     import yaml
 
@@ -215,7 +217,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
     return []
 
 
-def _named(folder: Path, config: str | None, split: str) -> list[Path]:
+def _files_by_name(folder: Path, config: str | None, split: str) -> list[Path]:
     """Return the parquet files named after the split, or else after a synonym; the configuration's folder is tried first."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
@@ -228,7 +230,7 @@ def _named(folder: Path, config: str | None, split: str) -> list[Path]:
     return []
 
 
-def _no_split(folder: Path, split: str, others: Sequence[str]) -> str:
+def _missing_split_message(folder: Path, split: str, others: Sequence[str]) -> str:
     return (
         f"{folder} has no split {split!r}; allowed: {', '.join(others) or 'none'}; choose a split with "
         "datasets.<name>.split=..., or add the files of the split"

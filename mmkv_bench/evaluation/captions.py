@@ -138,7 +138,7 @@ def _meteor(references: dict[int, list[str]], candidates: dict[int, list[str]]) 
         meteor = _meteor_program()
         _, values = meteor.compute_score(references, candidates)
         counts = [
-            _unfragmented(map(float, meteor._stat(candidates[doc][0], references[doc]).split())) for doc in references
+            _corpus_counts(map(float, meteor._stat(candidates[doc][0], references[doc]).split())) for doc in references
         ]
     except (OSError, ValueError) as error:
         release()
@@ -163,7 +163,7 @@ def release() -> None:
     _meteor_program.cache_clear()
 
 
-def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
+def _corpus_counts(counts: Iterable[float]) -> tuple[float, ...]:
     """Return METEOR's counts of a sample as METEOR adds them up over a corpus: 0 chunks if one chunk matches a whole
     reference."""
     caption_words, reference_words, *statistics = counts

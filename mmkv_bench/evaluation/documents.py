@@ -195,7 +195,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
         task_errors(spec.name, folder=spec.dataset_path),
         task_environment(spec.media_root),
         module.quiet(),
-        _uncached(spec),
+        _without_dataset_cache(spec),
     ):
         if read_data:
             rows_with_media = read_data(Path(config["dataset_path"]), config)
@@ -210,7 +210,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             files = sources.data_files(spec)
             digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
             conversion_folder = conversions() / f"content-{digest}" if files else None
-            task = module.FetchedTask(_with_pictures(spec, config), spec.offline, conversion_folder)
+            task = module.FetchedTask(_declare_pictures(spec, config), spec.offline, conversion_folder)
     split = task.config.test_split or task.config.validation_split
     _require_split(spec, split, task.dataset)
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
@@ -228,7 +228,7 @@ def conversions() -> Path:
 
 
 @contextmanager
-def _uncached(spec: TaskSpec) -> Iterator[None]:
+def _without_dataset_cache(spec: TaskSpec) -> Iterator[None]:
     """Context manager in which `datasets` writes no cache files into a user's folder made by `save_to_disk`."""
     import datasets
 
@@ -261,7 +261,7 @@ def _content(spec: TaskSpec) -> str:
     return digest_of((str(file), file) for file in files) if files else ""
 
 
-def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
+def _declare_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
     """Declare the picture columns of local parquet files in a task's configuration, so that `datasets` decodes them.
 
     Only datasets with known columns are changed, because other tasks of lmms-eval need the plain bytes.

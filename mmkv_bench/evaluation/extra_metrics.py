@@ -94,7 +94,9 @@ class RaggedArray:
         return np.minimum(next_disagreement - self.starts, self.lengths)
 
 
-def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+def common_prefix_lengths(
+    answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray
+) -> np.ndarray:
     """Return how many first numbers of row rows[i] of `answers` and row others[i] of `references` are equal, int64
     [len(rows)]."""
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
@@ -332,7 +334,7 @@ def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
     picked_rows = np.flatnonzero((kinds == VALUE) & ~rows.is_full)
     values = agree.leading()
     agreed_tokens = agree.lengths
-    values[picked_rows] = agreed(tokens, other, picked_rows, rows.other[picked_rows])
+    values[picked_rows] = common_prefix_lengths(tokens, other, picked_rows, rows.other[picked_rows])
     if exactly:
         agreed_tokens = agreed_tokens.copy()
         agreed_tokens[picked_rows] = np.maximum(tokens.lengths[picked_rows], other.lengths[rows.other[picked_rows]])

@@ -105,10 +105,10 @@ class Grader:
         if limit not in self._batches:
             cells = [cell for cell, reach in self.reach.items() if reach == limit]
             is_single = len(cells) < LEAST or self.spec.name in JUDGED
-            self._batches[limit] = None if is_single else self._tested(limit, cells[0], cells[-1])
+            self._batches[limit] = None if is_single else self._batch_if_exact(limit, cells[0], cells[-1])
         return self._batches[limit]
 
-    def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
+    def _batch_if_exact(self, limit: int, *cells: str) -> BatchGrader | None:
         """Return a batch grader if its scores of the given cells equal those of `score`, otherwise None."""
         docs = documents(self.spec, limit)
         batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])

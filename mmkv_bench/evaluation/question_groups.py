@@ -135,7 +135,9 @@ class QuestionGroups:
             DataError: the sample's question differs from the one in the document's list, or cannot be put behind its document;
                 or text before the end of the document differs between its samples.
         """
-        document_questions = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
+        document_questions = (
+            self._from_list(ref) if self.listed else self._from_group(ref, messages, context, messages_of)
+        )
         if with_question(messages, context, document_questions.texts[document_questions.number]) != list(messages):
             raise DataError(
                 f"sample {ref.sample_id} should ask question {document_questions.number} of its document, "
@@ -144,7 +146,7 @@ class QuestionGroups:
             )
         return document_questions
 
-    def _listed(self, ref: SampleRef) -> DocumentQuestions:
+    def _from_list(self, ref: SampleRef) -> DocumentQuestions:
         row = self.bare[ref.doc_id]
         texts, question_number = tuple(row[self.spec.questions_key]), int(row["question_number"])
         first_doc_id = ref.doc_id - question_number
@@ -152,7 +154,7 @@ class QuestionGroups:
         rewordings = tuple(row.get("paraphrases") or ()), str(row.get("generic") or "")
         return DocumentQuestions(ref.cluster, question_number, first_doc_id // len(texts), texts, names, *rewordings)
 
-    def _grouped(
+    def _from_group(
         self, ref: SampleRef, messages: Messages, context: str, messages_of: Callable[[int], Messages]
     ) -> DocumentQuestions:
         position, members = self.groups[ref.doc_id]

@@ -44,7 +44,7 @@ Lost = dict[int, dict[str, str]]
 """For each document and metric that is not judged: the reason ({doc_id: {metric: reason}})."""
 
 
-def take_back(
+def remove_unjudged_scores(
     scoring_pass: ScoringPass,
     values: dict[int, dict[str, float]],
     metrics: Callable[[int], Sequence[str]],
@@ -59,7 +59,7 @@ def take_back(
     kept: a metric whose scores stay, because no judge decides them.
     """
     reasons_by_owner: Lost = {}
-    for owner in unheard(scoring_pass):
+    for owner in unjudged_samples(scoring_pass):
         wanted_metrics = metrics(owner)
         scores, reasons_of_owner = values.setdefault(owner, {}), reasons_by_owner.setdefault(owner, {})
         for metric, why in scoring_pass.unanswered.get(owner, {}).items():
@@ -78,7 +78,7 @@ def take_back(
     return reasons_by_owner
 
 
-def unheard(scoring_pass: ScoringPass) -> list[int]:
+def unjudged_samples(scoring_pass: ScoringPass) -> list[int]:
     """Return the doc_ids of samples with a question that the judge did not answer."""
     return sorted(owner for owner in {*scoring_pass.unanswered, *scoring_pass.refused} if owner is not None)
 
@@ -159,16 +159,16 @@ def score(
         lambda scoring_pass: _pass(spec, docs, texts, scoring_pass, with_aggregates=incomplete_reason is None),
     )
     failed_docs = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]
-    metrics_of_failed = metrics_due(spec, docs, [*failed_docs, *unheard(scoring_pass)], scoring_pass.judged)
-    listed_metrics = list(spec.metrics) or _listed(spec) or _scored(replay.values)
-    taken_back = take_back(
+    metrics_of_failed = metrics_due(spec, docs, [*failed_docs, *unjudged_samples(scoring_pass)], scoring_pass.judged)
+    listed_metrics = list(spec.metrics) or _yaml_metrics(spec) or _metric_names(replay.values)
+    taken_back = remove_unjudged_scores(
         scoring_pass,
         replay.values,
         lambda doc_id: list(dict.fromkeys([*listed_metrics, *metrics_of_failed[doc_id]])),
         kept=PARSE_FAILED,
     )
     not_judged = reasons(scoring_pass, taken_back, len(texts), aggregate)
-    metric_names = dict.fromkeys([*aggregate, *_scored(replay.values)])
+    metric_names = dict.fromkeys([*aggregate, *_metric_names(replay.values)])
     return CellScores(
         samples=rows_of(
             spec, docs, answers, replay.values, replay.parts, taken_back, metrics_of_failed, parts_of_nothing(spec)
@@ -273,7 +273,9 @@ def rows_of(
     nothing: metric -> parts of a sample without a score, used if `parts` has none for the sample.
     """
     rows: list[SampleScore] = []
-    headline_metrics = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample gets rows of these
+    headline_metrics = (
+        list(spec.metrics) or _metric_names(values) or _yaml_metrics(spec)
+    )  # a failed sample gets rows of these
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
@@ -300,9 +302,9 @@ def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
     return {metric: tuple(map(float, parts)) for metric, parts in (parts_by_metric or {}).items()}
 
 
-def _listed(spec: TaskSpec) -> list[str]:
+def _yaml_metrics(spec: TaskSpec) -> list[str]:
     return [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
 
 
-def _scored(values: Mapping[int, Mapping[str, float]]) -> list[str]:
+def _metric_names(values: Mapping[int, Mapping[str, float]]) -> list[str]:
     return list(dict.fromkeys(metric for scores in values.values() for metric in scores))

@@ -50,15 +50,15 @@ ANY = "*"  # stands for names that are not in the code's text
 
 
 def digests(path: Path) -> list[str]:
-    """Return digests of all code that a task's YAML files (with includes) can reach (see `_reached`); none for
+    """Return digests of all code that a task's YAML files (with includes) can reach (see `_reachable_code`); none for
     lmms-eval's tasks."""
-    names = {item for folder in folders(path) for item in _reached(folder).items()}
+    names = {item for folder in folders(path) for item in _reachable_code(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
 
 def files(path: Path) -> list[Path]:
     """Return the YAML and Python files of a task, sorted, without lmms-eval's own."""
-    code = {file for folder in folders(path) for file in _reached(folder).values()}
+    code = {file for folder in folders(path) for file in _reachable_code(folder).values()}
     return sorted(code | {file for file in _yaml(path) if not shipped(file)})
 
 
@@ -78,7 +78,7 @@ def folders(path: Path) -> set[Path]:
     return {file.resolve().parent for file in _yaml(path) if not shipped(file)}
 
 
-def _reached(folder: Path) -> dict[str, Path]:
+def _reachable_code(folder: Path) -> dict[str, Path]:
     """Return name -> code file, for all files that a task in `folder` can reach.
 
     These are files in the folder, packages below it that they import, and other modules that are not installed packages. Call
@@ -95,13 +95,13 @@ def _reached(folder: Path) -> dict[str, Path]:
         names = (imports | (subfolders if ANY in imports else set())) - visited_modules
         visited_modules |= names
         for name in names:
-            new_files = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
+            new_files = _modules(name, folder / name) if name in subfolders else _external_module(name)
             files |= new_files
             files_to_read += new_files.values()
     return files
 
 
-def _elsewhere(name: str) -> dict[str, Path]:
+def _external_module(name: str) -> dict[str, Path]:
     if name in _KNOWN_MODULES:
         return {}
     try:
@@ -219,12 +219,12 @@ def _finder(place: str) -> FileFinder:
 def _of_task(place: str) -> bool:
     """Return True if modules in a folder may be a task's code, which no version number identifies."""
     path = Path(place).resolve()
-    if any(path.is_relative_to(folder) and _own(path.relative_to(folder)) for folder in _folders):
+    if any(path.is_relative_to(folder) and _outside_packages(path.relative_to(folder)) for folder in _folders):
         return path.is_dir()
-    return path.is_dir() and _own(path) and not is_installed(path)
+    return path.is_dir() and _outside_packages(path) and not is_installed(path)
 
 
-def _own(path: Path) -> bool:
+def _outside_packages(path: Path) -> bool:
     return _PACKAGE_FOLDERS.isdisjoint(path.parts)
 
 
