@@ -61,8 +61,8 @@ from mmkv_bench.file_state import State
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
     """Compose the configuration of a run from command-line overrides, with all absolute interpolations resolved.
 
-    `folders` gets the further config folders, and `retry` words (on a command line `nan` is a number). If `only` is
-    given, only its datasets stay.
+    `folders` records the further config folders, because their methods have defaults too. `retry` becomes a tuple of
+    words (on a command line `nan` is a number). If `only` is given, only its datasets stay.
 
     Raises:
         ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind, an
@@ -166,7 +166,7 @@ def _with_full_keys(parsed: Sequence[Override]) -> list[Override]:
     """Replace `dataset.<key>` by `datasets.<name>.<key>`, and `method.<key>` by `methods.<name>.<key>`.
 
     Raises:
-        ConfigError: the run has not exactly one dataset or method.
+        ConfigError: the run has not exactly one dataset or method, or a sweep over groups may change this one.
     """
     fixed_overrides, extra = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH], searchpath(parsed)
     named_overrides = list(parsed)
