@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.files import conf_dir, options
-from mmkv_bench.config.method_parts import taken_by
+from mmkv_bench.config.method_parts import part_parameters
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import FULL, build_compressor
 from mmkv_bench.methods.node import DECODING, PARTS, flat_parameters
@@ -176,7 +176,7 @@ def is_open(node: Mapping[str, Any]) -> bool:
 
 
 def _parameters(path: Path, node: Mapping[str, Any]) -> list[Parameter]:
-    comments, classes_of = _comments(path), taken_by(node)
+    comments, classes_of = _comments(path), part_parameters(node)
     found = []
     for name, default in flat_parameters(node).items():
         said = comments.get(name) or (meaning(*classes_of[name]) if name in classes_of else None)

@@ -87,7 +87,7 @@ def rounded(value: Any) -> Any:
 
 
 def digest(fields: Mapping[str, Any]) -> str:
-    """Return the sha256 (hex) of a calibration artefact: over the canonical JSON of its fields without the checksum."""
+    """Return the sha256 (hex) over the canonical JSON of an artefact's fields without the checksum."""
     return hashlib.sha256(
         canonical_json({key: value for key, value in fields.items() if key != "checksum"}).encode()
     ).hexdigest()
@@ -108,14 +108,13 @@ def committed(method: str, model_name: str) -> Path:
 
 
 def save(artefact: Artefact, path: Path) -> Path:
-    """Write a calibration artefact (a JSON file of measurements), and return its path. Keys are sorted; a line has one row of
-    numbers."""
+    """Write an artefact, and return its path."""
     write_bytes(path, (_readable(json.loads(canonical_json(asdict(artefact)))) + "\n").encode())
     return path
 
 
 def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Artefact:
-    """Load the calibration artefact (a JSON file of measurements) that a method of a run reads.
+    """Load the artefact that a method of a run reads.
 
     Args:
         method: one of `METHODS`.
@@ -123,8 +122,8 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
         model_name, model_fingerprint: the run's model.
 
     Raises:
-        CalibrationError: the file is missing, is not an artefact, was changed after it was written, or belongs to another
-            method or model.
+        CalibrationError: the file is missing, is not an artefact, was changed after it was written, or belongs to
+            another method or model.
     """
     if method not in METHODS:
         raise CalibrationError(f"there is no calibration for {method!r}; {nearest(str(method), METHODS)}")
@@ -140,29 +139,29 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
         missing_sentence = (
             f"model {model_name} has no committed calibration" if spec == AUTO else f"calibration={spec} does not exist"
         )
-        raise CalibrationError(f"{missing_sentence} for {method} (no file {_short(path)}); {remedy}") from None
+        raise CalibrationError(f"{missing_sentence} for {method} (no file {_label(path)}); {remedy}") from None
     except (OSError, ValueError) as error:
-        raise CalibrationError(f"{_short(path)} cannot be read as JSON ({error}); {remedy}") from error
-    artefact = _parsed(fields, path, remedy)
+        raise CalibrationError(f"{_label(path)} cannot be read as JSON ({error}); {remedy}") from error
+    artefact = _checked_artefact(fields, path, remedy)
     if artefact.method != method:
         raise CalibrationError(
-            f"{_short(path)} is a calibration of {artefact.method}, not of {method}; {remedy}, or give the file of {method}"
+            f"{_label(path)} is a calibration of {artefact.method}, not of {method}; {remedy}, or give the file of {method}"
         )
     if artefact.model_fingerprint != model_fingerprint:
         raise CalibrationError(
-            f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), but this run's model is "
+            f"{_label(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), but this run's model is "
             f"{model_name} ({model_fingerprint}); a calibration is valid for the measured weights only; {remedy}"
         )
     return artefact
 
 
 class Calibrations:
-    """Loads the calibration artefacts of one model for the methods of a run, each once. Their checksums go into rows.
+    """Loader of one model's artefacts for the methods of a run. Each is read once; its checksum goes into rows.
 
     Attributes:
         used: method -> shortened checksum of its artefact, for methods that read one since the last call of `taken`.
-        seen: shortened checksum -> description of the artefact's samples: `dataset`, number of `samples`, and `instruction`,
-            if the samples were selected by the length of their text.
+        seen: shortened checksum -> description of the artefact's samples: `dataset`, number of `samples`, and
+            `instruction`, if it was used to select samples.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str):
@@ -184,28 +183,27 @@ class Calibrations:
         return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:
-        """Return method -> checksum of the artefacts that were read since the last call of this function."""
+        """Return `used`, and empty it."""
         used_checksums, self.used = self.used, {}
         return used_checksums
 
 
-def _parsed(fields: Any, path: Path, make: str) -> Artefact:
+def _checked_artefact(fields: Any, path: Path, make: str) -> Artefact:
     field_names = set(Artefact.__dataclass_fields__)
     if not isinstance(fields, Mapping) or set(fields) != field_names or not isinstance(fields["data"], Mapping):
-        raise CalibrationError(f"{_short(path)} is not a calibration artefact (it has other keys); {make}")
+        raise CalibrationError(f"{_label(path)} is not a calibration artefact (it has other keys); {make}")
     if fields["format"] != FORMAT:
-        raise CalibrationError(f"{_short(path)} has format {fields['format']}, but this version reads {FORMAT}; {make}")
+        raise CalibrationError(f"{_label(path)} has format {fields['format']}, but this version reads {FORMAT}; {make}")
     actual_checksum = digest(fields)
     if fields["checksum"] != actual_checksum:
         raise CalibrationError(
-            f"{_short(path)} was changed after it was written: the stored checksum is {str(fields['checksum'])[:SHOWN]}, but "
+            f"{_label(path)} was changed after it was written: the stored checksum is {str(fields['checksum'])[:SHOWN]}, but "
             f"the content has {actual_checksum[:SHOWN]}; restore the file, or {make}"
         )
     return Artefact(**fields)
 
 
-def _short(path: Path) -> str:
-    """Return a path in the configuration folder as `conf/...`, any other path unchanged."""
+def _label(path: Path) -> str:
     try:
         return f"conf/{path.relative_to(conf_dir()).as_posix()}"
     except ValueError:
@@ -213,7 +211,7 @@ def _short(path: Path) -> str:
 
 
 def _readable(value: Any, depth: int = 0) -> str:
-    """Return a value as JSON text with one line per innermost list, so that the diff of two artefacts is readable."""
+    """Return a value as JSON text with one line per innermost list, for readable diffs."""
     if isinstance(value, dict):
         key_prefixes = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -228,9 +226,8 @@ def _readable(value: Any, depth: int = 0) -> str:
 
 
 class StandIns(Calibrations):
-    """Calibrations for a dry run, in which a missing artefact is replaced by made-up data of the right shape.
-
-    The made-up data are equal for all layers and heads.
+    """Calibrations for a dry run: an artefact that cannot be loaded is replaced by made-up data, equal for all layers
+    and heads.
 
     Attributes:
         made_up: methods that got made-up data.
@@ -242,10 +239,10 @@ class StandIns(Calibrations):
         self.made_up: set[str] = set()
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """Return the data of a method's artefact, made up if it is missing.
+        """Return the data of a method's artefact, or made-up data.
 
         Raises:
-            CalibrationError: the artefact is missing and cannot be made up.
+            CalibrationError: the artefact cannot be loaded, and no data are made up for this method.
         """
         try:
             return super().data(method, spec)

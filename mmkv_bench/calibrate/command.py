@@ -59,7 +59,6 @@ def run(options: argparse.Namespace, questions: PromptSamples | None = None) -> 
 
 
 def _file(options: argparse.Namespace) -> Path:
-    """Return the path of the artefact to write."""
     return options.out or committed(options.method, options.model or options.name)
 
 
@@ -71,7 +70,7 @@ def _check_file(path: Path) -> None:
 
 
 def measured(options: argparse.Namespace, questions: PromptSamples | None = None) -> Artefact:
-    """Measure the samples that the options select, and return the calibration artefact with the results.
+    """Measure the samples that the options select, and return the artefact.
 
     questions: samples of a dataset, used instead of pages.
     """
@@ -110,7 +109,7 @@ def measured(options: argparse.Namespace, questions: PromptSamples | None = None
 
 
 def imported_artefact(options: argparse.Namespace) -> Artefact:
-    """Return the artefact made from released files of a paper. Only the model's files are read, no weights are loaded."""
+    """Return the artefact made from a paper's released files. No weights are loaded."""
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)
     quiet_transformers()
@@ -119,7 +118,6 @@ def imported_artefact(options: argparse.Namespace) -> Artefact:
 
 
 def _identity(source: Any) -> dict[str, Any]:
-    """Return the artefact's fields that identify the model and the package versions."""
     fingerprint, revision = source.fingerprint()
     versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {
@@ -133,8 +131,9 @@ def _identity(source: Any) -> dict[str, Any]:
 def _samples(options: argparse.Namespace) -> PromptSamples:
     """Return the pages, or the passages of a text, that the options select.
 
-    Raises CalibrationError: an unknown kind of page, both pages and text, or no text. When pages are read, also for a model
-    that reads no images.
+    Raises:
+        CalibrationError: an unknown kind of page, both pages and text, or no text; when pages are read, also a model
+            that reads no images.
     """
     text_path, page_size, number_of_samples = getattr(options, "text", None), options.size, options.samples
     if text_path is not None and options.kinds:
@@ -163,7 +162,7 @@ def _samples(options: argparse.Namespace) -> PromptSamples:
 
 
 def _model(options: argparse.Namespace) -> Model:
-    """Return the `model` settings of a run with the options' model.
+    """Return the `model` settings of the options, and replace `options.model` by its canonical name.
 
     Raises:
         CalibrationError: the name is not in conf/model.

@@ -147,11 +147,7 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 
 # ---------------------------------------------------------------- HybridKV
 def head_sparsity(loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]) -> list[list[float]]:
-    """Measure HybridKV's sparsity score S* in one sample (arXiv 2604.05887, equation 3). Return per layer one number per KV
-    head.
-
-    The code of the method computes the score.
-    """
+    """Measure HybridKV's sparsity score S* (arXiv 2604.05887, equation 3), one number per layer and KV head."""
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
     prompt = encoded(loaded, sample)
@@ -206,8 +202,7 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
 def state_moments(
     loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]
 ) -> list[tuple[list[float], float, float]]:
-    """Return `moments` of the input of every layer's query projection, for a sample's prompt followed by its reference
-    answer."""
+    """Return `moments` of the input of every layer's query projection, for a sample's prompt and reference answer."""
     prompt = encoded(loaded, sample)
     answer_tokens = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
     inputs_with_answer, types = with_answer(prompt.inputs, prompt.types, answer_tokens)
@@ -247,7 +242,7 @@ WORD_MARK = "\u2581"
 
 @dataclass(frozen=True)
 class SampleHits:
-    """How often each query head attends to the answer on the page, in one sample (SparseMM's visual head score).
+    """Hits of each query head in one sample (see `head_hits`).
 
     Attributes:
         hits: per layer one number per query head.
@@ -298,7 +293,7 @@ def layer_hits(
         inputs: arguments of the model's forward for one prompt of T tokens, without padding.
         types: token types, int ``[1, T]``.
         answer: int64 ``[n]``, the true answer's tokens.
-        regions: per answer token indices of prompt tokens.
+        regions: per answer token the positions of the visual tokens that show it.
     """
     inputs_with_answer, types = with_answer(inputs, types, answer[:-1])
     answer_length = len(answer)
@@ -328,7 +323,7 @@ def answer_cells(tokenizer: Any, page: PromptSample) -> tuple[list[int], list[li
 
 
 def visual_hits(loaded: LoadedModel, page: PromptSample, settings: Mapping[str, Any]) -> SampleHits:
-    """Measure how often each query head attends to the answer on one page.
+    """Measure the hits of every query head on one page (see `head_hits`).
 
     Raises:
         UnsupportedError: the model reads no images, or the positions of its visual tokens are unknown.

@@ -1,8 +1,8 @@
-"""Composition of a `RunConfig` from command-line overrides by Hydra. A mistake becomes one sentence.
+"""Composition of a `RunConfig` from command-line overrides by Hydra. A mistake becomes an error of one sentence.
 
-Hydra reads and merges every file anew for each composition, half a second for all methods. The result of choices is therefore
-cached while the files stay unchanged (all jobs of a sweep need the same choices). Overrides of values change no choice, so
-they are applied to a copy in the way Hydra applies them.
+Hydra reads and merges every file anew for each composition (half a second for all methods). So the composition of the
+chosen files is cached while they stay unchanged: all jobs of a sweep choose the same files. Overrides of values are
+then applied to a copy of that composition.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ from mmkv_bench.config.overrides import (
 )
 from mmkv_bench.config.run_config import composed_schema, run_config, settle
 from mmkv_bench.config.schema import LIST_GROUPS, RunConfig
-from mmkv_bench.config.shorthand import spelled_out
+from mmkv_bench.config.shorthand import expand_short_forms
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.file_state import State
 
 
 def compose(overrides: Sequence[str] = ()) -> RunConfig:
-    """Compose the configuration of a run from command-line overrides.
+    """Compose the configuration of a run from command-line overrides, with all absolute interpolations resolved.
 
-    Interpolations are resolved. `retry` becomes a list of words (on a command line `nan` is a number). Further config folders
-    are recorded, because their methods have defaults too. If `only` is given, only its datasets stay.
+    `folders` records the further config folders, because their methods have defaults too. `retry` becomes a tuple of
+    words (on a command line `nan` is a number). If `only` is given, only its datasets stay.
 
     Raises:
         ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind, an
             interpolation to a missing key, a key without a value, or an unknown dataset in `only`.
     """
-    parsed = spelled_out([parse(text) for text in overrides])
+    parsed = expand_short_forms([parse(text) for text in overrides])
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(sweep_refusal(override))
-    parsed = _named(parsed)
+    parsed = _with_full_keys(parsed)
     extra_folders = searchpath(parsed)
     choices = [o for o in parsed if is_choice(o)]
     for override in choices:
@@ -95,8 +95,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings `hydra.launcher` of a sweep, in the schema of the launcher's plugin. Raises ConfigError if Hydra
-    cannot compose them."""
+    """Return the settings `hydra.launcher` of a sweep. Raises ConfigError if Hydra cannot compose them."""
     composition = by_hydra(for_hydra(overrides), with_hydra=True)
     return OmegaConf.to_container(composition.hydra.launcher, resolve=True)
 
@@ -123,8 +122,7 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each job of a sweep: the product of all comma lists and ranges, as Hydra's basic sweeper forms
-    it."""
+    """Return the overrides of each job of a sweep: the product of all comma lists and ranges."""
     values_by_override = []
     for override in map(parse, overrides):
         if override.is_sweep_override():
@@ -145,7 +143,7 @@ FORKED = ("method", "budget", "seed", "protocol")
 
 
 def forked(overrides: Sequence[str]) -> list[str]:
-    """Turn comma lists of the keys `FORKED` (such as methods and budgets) into list values, and return the changed overrides.
+    """Turn comma lists of the keys `FORKED` (such as methods and budgets) into list values, and return all overrides.
 
     A comma list would make one job per value; with a list value, one job answers for all values from a shared prefill.
     """
@@ -159,16 +157,16 @@ def forked(overrides: Sequence[str]) -> list[str]:
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in the form that Hydra takes: keys added by the user get `++`, and `dataset.<key>` gets the dataset's
-    name."""
-    named = _named(spelled_out([parse(text) for text in overrides]))
+    """Return overrides as Hydra takes them: without short forms, and with `++` before keys that a user may add."""
+    named = _with_full_keys(expand_short_forms([parse(text) for text in overrides]))
     return ["++" + o.input_line.lstrip("+") if is_users_own(o.key_or_group) else o.input_line for o in named]
 
 
-def _named(parsed: Sequence[Override]) -> list[Override]:
+def _with_full_keys(parsed: Sequence[Override]) -> list[Override]:
     """Replace `dataset.<key>` by `datasets.<name>.<key>`, and `method.<key>` by `methods.<name>.<key>`.
 
-    Such a key is refused if the run has several datasets or methods.
+    Raises:
+        ConfigError: the run has not exactly one dataset or method, or a sweep over groups may change this one.
     """
     fixed_overrides, extra = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH], searchpath(parsed)
     named_overrides = list(parsed)
@@ -196,22 +194,19 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
 
 
 def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration that overrides of values are checked against: all keys with their defaults for these choices.
-
-    `folders` is left out, because `compose` fills it.
+    """Return the keys and defaults that overrides of values are checked against. `folders` is left out: only `compose`
+    fills it.
 
     choices: overrides that choose files of config groups.
     extra: further config folders.
     """
-    keys = OmegaConf.to_container(_cached(choices, extra), resolve=False)
+    keys = OmegaConf.to_container(_cached_composition(choices, extra), resolve=False)
     return {key: value for key, value in keys.items() if key != "folders"}
 
 
 # ---------------------------------------------------------------------- compositions by Hydra
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """Compose a configuration from choices of files and overrides of values. The caller may change the result.
-
-    The composition of `choices` is cached.
+    """Compose a configuration from cached choices of files and overrides of values. The caller may change the result.
 
     Args:
         choices: overrides of groups and of the search path.
@@ -219,11 +214,11 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
         extra: the further config folders of the search path.
 
     Raises:
-        ConfigError: Hydra cannot compose it.
+        ConfigError: Hydra cannot compose the configuration.
     """
     if any(text.startswith("hydra.") for text in values):
         return by_hydra((*choices, *values))
-    config = copy.deepcopy(_cached(choices, extra))
+    config = copy.deepcopy(_cached_composition(choices, extra))
     try:
         for one in OverridesParser.create().parse_overrides(list(values)):
             OmegaConf.update(config, one.key_or_group, one.value(), merge=True, force_add=one.is_force_add())
@@ -232,8 +227,8 @@ def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence
     return config
 
 
-def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
-    """Compose `choices`, or return the cached composition if no YAML file has changed."""
+def _cached_composition(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
+    """Compose `choices`, or return the earlier composition if no YAML file has changed."""
     paths = (
         os.path.join(root, name)
         for folder in (conf_dir(), *map(Path, extra))
@@ -241,11 +236,11 @@ def _cached(choices: Sequence[str], extra: Sequence[str]) -> DictConfig:
         for name in names
         if name.endswith(".yaml")
     )
-    return _of_choices(tuple(choices), tuple(sorted((path, State.of(os.stat(path))) for path in paths)))
+    return _composition_of_files(tuple(choices), tuple(sorted((path, State.of(os.stat(path))) for path in paths)))
 
 
 @lru_cache(maxsize=128)
-def _of_choices(choices: tuple[str, ...], files: tuple[tuple[str, State], ...]) -> DictConfig:
+def _composition_of_files(choices: tuple[str, ...], files: tuple[tuple[str, State], ...]) -> DictConfig:
     return by_hydra(choices)
 
 
@@ -253,10 +248,10 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
     """Compose all overrides by Hydra alone, without a cache. with_hydra: include Hydra's own node `hydra`.
 
     Raises:
-        ConfigError: Hydra cannot compose them.
+        ConfigError: Hydra cannot compose the configuration.
     """
     try:
-        with _initialised():
+        with _hydra_session():
             composition = hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_sentence(error)) from error
@@ -267,9 +262,8 @@ def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
 
 
 @contextmanager
-def _initialised() -> Iterator[Hydra]:
-    """Yield a Hydra that searches `conf/` inside the block. At its end the state of a program that uses Hydra itself is
-    restored."""
+def _hydra_session() -> Iterator[Hydra]:
+    """Yield a Hydra that searches `conf/`. Afterwards restore the Hydra of a program that uses Hydra itself."""
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
     ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")
@@ -291,7 +285,7 @@ def print_composed(
     """
     compose(overrides)
     hydra_overrides = for_hydra(overrides)
-    with _initialised() as hydra:
+    with _hydra_session() as hydra:
         if info is not None:
             hydra.show_info(info, "config", hydra_overrides)
         else:
@@ -304,7 +298,7 @@ def completions(before: Sequence[str], last: str) -> list[str]:
     Empty if `before` is not a valid configuration.
     """
     try:
-        with _initialised() as hydra:
+        with _hydra_session() as hydra:
             offered_words = BashCompletion(hydra.config_loader)._query("config", " ".join([*before, last]))
     except Exception:  # noqa: BLE001 - whatever Hydra raises about half a line
         return []
@@ -334,11 +328,10 @@ def _one_sentence(error: Exception) -> str:
 
 # ---------------------------------------------------------------------- files as Hydra reads them
 class FolderSource(FileConfigSource):
-    """A Hydra source of configs that reads a folder of config groups.
+    """A Hydra source that reads a folder of config groups by `files.read`.
 
-    The content of a file is what `files.read` makes of it: methods get their parts and defaults, datasets may come from
-    tables. In groups from which a run may choose several files, a file's values go below `<group>s.<name>`, without a header
-    in the file.
+    In groups of which a run may choose several files, a file's values go below `<group>s.<name>`, without a header in
+    the file.
     """
 
     @staticmethod
@@ -348,7 +341,7 @@ class FolderSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
         file = Path(self.path, group, f"{name}.yaml")
-        content = read(file.parent, name, lambda path: _loaded(path, State.of(path.stat())))
+        content = read(file.parent, name, lambda path: _load_yaml(path, State.of(path.stat())))
         if content is None:
             raise ConfigLoadError(f"Config not found : {file}")
         header_values = self._get_header_dict(file.read_text(encoding="utf-8")[:512] if file.is_file() else "")
@@ -366,7 +359,7 @@ class FolderSource(FileConfigSource):
 
 
 @cache
-def _loaded(file: Path, state: State) -> dict[str, Any]:
+def _load_yaml(file: Path, state: State) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(file), resolve=False)
 
 

@@ -44,7 +44,8 @@ def conf_dir() -> Path:
 
 
 def reference_dir() -> Path:
-    """Return the folder of the papers' printed numbers: `results/reference` of the checkout, or the copy inside a wheel."""
+    """Return the folder of the papers' printed numbers: `results/reference` of the checkout, or the copy inside a
+    wheel."""
     conf_folder = conf_dir()
     checkout_reference = conf_folder.parent / "results" / "reference"
     return checkout_reference if checkout_reference.is_dir() else conf_folder.parent / "reference"
@@ -69,8 +70,7 @@ def _groups(conf: Path) -> tuple[str, ...]:
 
 
 def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[str, Any]:
-    """Return the values of `group=name` as plain data, without Hydra. A method gets its parts and the defaults of its
-    parameters.
+    """Return the values of `group=name` as plain data, without Hydra. See `method_parts.expanded` for a method.
 
     Args:
         folders: further config folders, searched after `conf/`.
@@ -105,8 +105,7 @@ _OMITTED = object()
 
 
 def members(group: Path) -> set[str]:
-    """Return the names of all members of the tables in a group's folder. A table is one file for members that differ in a few
-    values."""
+    """Return the names of all members of the tables in a group's folder."""
     return {name for table in _tables(group).values() for name in table["rows"]}
 
 
@@ -122,7 +121,7 @@ def _member(group: Path, name: str) -> dict[str, Any] | None:
             row = dict(table["rows"][name])
             kind_columns = {key: value for kind in row.pop("kinds", ()) for key, value in table["kinds"][kind].items()}
             columns = {**(table.get("columns") or {}), **kind_columns, **row, "name": name}
-            return _expanded(table["template"], columns)
+            return _substitute_columns(table["template"], columns)
     return None
 
 
@@ -139,12 +138,12 @@ def _table(file: Path, changed: int) -> Mapping[str, Any]:
     return table
 
 
-def _expanded(value: Any, columns: Mapping[str, Any]) -> Any:
+def _substitute_columns(value: Any, columns: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
-        expanded_mapping = {key: _expanded(column_value, columns) for key, column_value in value.items()}
+        expanded_mapping = {key: _substitute_columns(column_value, columns) for key, column_value in value.items()}
         return {key: column_value for key, column_value in expanded_mapping.items() if column_value is not _OMITTED}
     if isinstance(value, list):
-        expanded_items = [(item, _expanded(item, columns)) for item in value]
+        expanded_items = [(item, _substitute_columns(item, columns)) for item in value]
         return [
             part
             for item, column_value in expanded_items
@@ -156,8 +155,8 @@ def _expanded(value: Any, columns: Mapping[str, Any]) -> Any:
     column_match = _COLUMN.fullmatch(value)
     if column_match:
         column_value = columns[column_match[1]]
-        return _OMITTED if column_value is None else _expanded(column_value, columns)
-    return _COLUMN.sub(lambda match: str(_expanded(columns[match[1]], columns)), value)
+        return _OMITTED if column_value is None else _substitute_columns(column_value, columns)
+    return _COLUMN.sub(lambda match: str(_substitute_columns(columns[match[1]], columns)), value)
 
 
 # ---------------------------------------------------------------------- gates
@@ -172,21 +171,19 @@ TITLES = {
 
 
 def filled(model: str, gates: Any) -> Any:
-    """Fill in the scores that a model's full-cache gates name, from the papers' tables. Gates with a score stay unchanged.
+    """Fill in the printed scores that a model's full-cache gates name. Gates with a score stay unchanged.
 
-    A gate is the score of the full cache on a dataset as a paper prints it.
-
-    gates: a list of gates; the key `printed` names the table of a gate without a score.
+    gates: a list of gates; other values are returned unchanged.
 
     Raises:
         ConfigError: a table lacks the score that a gate names.
     """
     if not isinstance(gates, list):
         return gates
-    return [_filled(model, gate) if isinstance(gate, Mapping) and PRINTED in gate else gate for gate in gates]
+    return [_fill_gate(model, gate) if isinstance(gate, Mapping) and PRINTED in gate else gate for gate in gates]
 
 
-def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_gate(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
     table = str(gate[PRINTED])
     score_keys = {key: gate[key] for key in ("group", "dataset", "metric") if key in gate}
     printed_scores = _full_cache(reference_dir(), table)
@@ -215,8 +212,8 @@ def _filled(model: str, gate: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _full_cache(folder: Path, table: str) -> list[tuple[str, dict[str, Any], float]]:
-    """Return the full cache's scores in a paper's table as tuples (the paper's name of the model, its dataset and metric
-    or its group, the number)."""
+    """Return the full cache's scores in a paper's table, as (the paper's name of the model, dataset and metric or
+    group, score)."""
     file = folder / f"{table}.csv"
     if not file.is_file():
         raise ConfigError(

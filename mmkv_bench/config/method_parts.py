@@ -56,9 +56,9 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a part or parameter that does not exist, or a parameter without a value.
     """
-    parts = {part: _spelled_out(name, part, document[part]) for part in FOLDERS if part in document}
+    parts = {part: _part_node(name, part, document[part]) for part in FOLDERS if part in document}
     parameters = {key: value for key, value in document.items() if key not in (*FOLDERS, *_KEYS_BESIDE_PARTS)}
-    for parameter, (target, argument) in taken_by(parts).items():
+    for parameter, (target, argument) in part_parameters(parts).items():
         default_value = defaults(target).get(argument, REQUIRED)
         if parameter not in document and default_value is not REQUIRED:  # without a default it is refused when resolved
             parameters[parameter] = default_value
@@ -72,9 +72,8 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Map each parameter of a method to the part that uses it, as (class, argument). The first part counts. node: see
-    `expanded`."""
+def part_parameters(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Map each parameter of a method to the first part that uses it, as (class, argument). node: see `expanded`."""
     taker_by_parameter: dict[str, tuple[str, str]] = {}
     for part in FOLDERS:
         for depth, target, argument, value in _arguments(node.get(part), 1):
@@ -86,11 +85,9 @@ def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 @cache
 def defaults(target: str) -> dict[str, Any]:
-    """Map each field of a dataclass to its default (`REQUIRED` if it has none), fields of base classes first.
+    """Map each field of a dataclass to its default (`REQUIRED` if it has none).
 
-    Empty if this package defines no such dataclass.
-
-    target: the dotted name of the dataclass.
+    target: the dotted name. The result is empty if this package defines no such dataclass.
     """
     module, _, name = target.rpartition(".")
     cls = _classes(module).get(name) if module.startswith(f"{_PACKAGE}.") else None
@@ -100,7 +97,7 @@ def defaults(target: str) -> dict[str, Any]:
 
 
 def _classes(module: str) -> dict[str, type]:
-    """Map the name of each class that a module defines to the class, in order; empty if there is no such module."""
+    """Map the names of the classes that a module itself defines to the classes; empty if there is no such module."""
     try:
         if find_spec(module) is None:
             return {}
@@ -120,18 +117,16 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def base_class(part: str) -> type:
     """Return the base class of all parts of a kind. part: scorer, allocator, selector, reducer or decoding."""
-    module = importlib.import_module(f"{_home(part)}.base")
+    module = importlib.import_module(f"{_package_of_parts(part)}.base")
     base_type: type = getattr(module, "DecodePolicy" if part == "decoding" else part.capitalize())
     return base_type
 
 
 @cache
 def part_class(part: str, module: str) -> str | None:
-    """Return the dotted name of the class that a module offers as a method's part; None if it has none.
-
-    It is the last class in the module that extends the base class of the kind `part` (scorer, allocator, ...).
-    """
-    module_name, base = f"{_home(part)}.{module}", base_class(part)
+    """Return the dotted name of the last class in a module that extends the base class of the kind `part`; None
+    without one."""
+    module_name, base = f"{_package_of_parts(part)}.{module}", base_class(part)
     classes = _classes(module_name).values() if module.isidentifier() else ()
     class_names = [one.__name__ for one in classes if issubclass(one, base) and one is not base]
     return f"{module_name}.{class_names[-1]}" if class_names else None
@@ -143,11 +138,11 @@ def part_classes(part: str) -> dict[str, str]:
     return {file.stem: target for file in files if (target := part_class(part, file.stem))}
 
 
-def _home(part: str) -> str:
+def _package_of_parts(part: str) -> str:
     return f"{_PACKAGE}.compression.{FOLDERS[part]}"
 
 
-def _spelled_out(method: str, part: str, value: Any) -> Any:
+def _part_node(method: str, part: str, value: Any) -> Any:
     if value is None or (isinstance(value, Mapping) and _TARGET in value):
         return value
     if isinstance(value, str):

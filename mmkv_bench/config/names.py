@@ -18,12 +18,11 @@ from mmkv_bench.errors import folded
 
 
 def _synonyms(entries: Mapping[str, str]) -> dict[str, str]:
-    """Invert a mapping from a name to its synonyms. Return synonym -> name."""
+    """Map each synonym to its name."""
     return {word: name for name, words in entries.items() for word in words.split()}
 
 
 def _answers(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Map each foreign word in `field_words.yaml` to the text that tells a user what to type instead."""
     return {word: entry["answer"] for entry in entries for word in entry["words"].split()}
 
 
@@ -54,13 +53,9 @@ def alike(name: str, allowed: Iterable[str]) -> str:
 
 
 def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
-    """Return the name in a config group that a spelling stands for (`SnapKV`: `snapkv`); the spelling itself if there is
-    none.
+    """Return the name in a config group that a spelling stands for (`SnapKV`: `snapkv`), or the spelling itself.
 
-    A model may also be given by the end of its hub id, a dataset by its task of lmms-eval.
-
-    Args:
-        extra: further config folders.
+    A model may also be given by the end of its hub id, a dataset by its lmms-eval task. extra: further config folders.
     """
     names, name = options(group, extra), name.removesuffix(".yaml")
     if name in names or not folded(name):
@@ -83,8 +78,8 @@ def canonical(group: str, name: str, extra: tuple[str, ...] = ()) -> str:
 
 
 def chosen(group: str, name: str, extra: tuple[str, ...] = ()) -> list[str]:
-    """Return the names of `conf/` that `<group>=<name>` chooses. A benchmark of several datasets (`milebench`) gives all of
-    them."""
+    """Return the names of `conf/` that `<group>=<name>` chooses: all datasets of a benchmark such as `milebench`,
+    else one name."""
     if group == DATASET and name not in options(group, extra):
         benchmarks = benchmark_members()
         if members := benchmarks.get(alike(name, benchmarks)):
@@ -100,7 +95,7 @@ _TABLE = re.compile(
 def tables(words: str) -> list[str]:
     """Return the ids of the papers' tables and figures that a text names: `mmshift_table01` for `MM-ShiftKV Table 1`.
 
-    A paper alone gives all its tables. A number alone gives that table of every paper. Empty if the text names none.
+    A paper alone names all its tables and figures. A number alone names that table of every paper.
     """
     table_match = _TABLE.fullmatch(words)
     paper_by_folded_name = {folded(one): key for key, title in TITLES.items() for one in (key, title)}
@@ -141,7 +136,6 @@ UNAVAILABLE = {
 
 
 def unavailable(name: str) -> Unavailable | None:
-    """Return the entry of `unavailable.yaml` for this model name, in any spelling with the same letters and digits; None
-    without one."""
+    """Return the entry of `unavailable.yaml` for a model name in any spelling; None without one."""
     folded_name = folded(name)
     return next((one for key, one in UNAVAILABLE.items() if folded_name in map(folded, (key, *one.aliases))), None)

@@ -1,10 +1,7 @@
-"""Words of a command line as Hydra's overrides, checked before Hydra composes them.
+"""Command-line words as Hydra's overrides, checked before Hydra composes them.
 
-This file refuses what Hydra would refuse with a page of text, or would accept (`+sede=1`). It checks against the configuration
-of the chosen groups without value overrides: an override changes values and never adds keys. Only six kinds of keys may be
-added, without a plus: `variants.<name>`, `methods.<method>.reading`, `methods.<method>.decoding` (a decode policy for a method
-without one), `methods.<method>.args.<argument>` of methods that run code from outside,
-`datasets.<dataset>.generation.<setting>`, and `hydra.launcher.additional_parameters.<flag>`.
+Hydra would refuse some mistakes with a page of text, and accept others (`+sede=1`). Overrides are checked against the
+configuration of the chosen groups: an override changes a value and adds no key, except the keys of `is_users_own`.
 """
 
 from __future__ import annotations
@@ -76,7 +73,7 @@ def is_choice(override: Override) -> bool:
 
 
 def searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
-    """Return the further config folders (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
+    """Return the further config folders (`hydra.searchpath=[...]`, also written by `--config-dir`)."""
     folder_lists = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
     return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in folder_lists for folder in value)
 
@@ -87,18 +84,19 @@ def searched(folders: Sequence[str]) -> str:
 
 
 def located(folder: str) -> str:
-    """Return the address of a config folder with the scheme `SCHEME`, in place of `file://` or no scheme. Other schemes stay."""
+    """Return a config folder's address with the scheme `SCHEME`. Addresses with another scheme than `file` stay
+    unchanged."""
     scheme, divided, path_in_scheme = folder.partition("://")
     return f"{SCHEME}://{path_in_scheme if divided else folder}" if not divided or scheme == "file" else folder
 
 
 # ---------------------------------------------------------------------- checks against the configuration of the choices
 def is_users_own(key: str) -> bool:
-    """Tell whether a user may add a key that the configuration does not have.
+    """Tell whether a user may add this key, without a plus.
 
-    Such keys are `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an argument of outside code
-    (checked by its constructor), a generation setting of a dataset (checked by the decode rules), and a further flag of
-    sbatch (checked by sbatch).
+    These are `variants.<name>`, `methods.<method>.reading`, `methods.<method>.decoding` (for a method without a decode
+    policy), `methods.<method>.args.<argument>` (arguments of code from outside),
+    `datasets.<dataset>.generation.<setting>`, and `hydra.launcher.additional_parameters.<flag>` (flags of sbatch).
     """
     path = key.split(".")
     return (
@@ -145,15 +143,13 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
     if name not in option_names:
         if group == "model" and (model := unavailable(name)) is not None:
             raise ConfigError(model.sentence(name))
-        raise ConfigError(f"unknown {group} {name!r}; {_known_as(group, name, option_names, extra)}")
+        raise ConfigError(f"unknown {group} {name!r}; {_advice_on_name(group, name, option_names, extra)}")
 
 
-def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
-    """Return the end of an error message about a name that a config group lacks, with a suggestion.
-
-    The suggestion is what to type for this common word, the groups that have the name, or a similar name.
-    """
-    if group == DATASET and (size_remedy := _sized(name, names)):
+def _advice_on_name(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
+    """Return the end of an error message about an unknown name: an answer to a common word, the groups with that name,
+    or a similar name."""
+    if group == DATASET and (size_remedy := _page_size_advice(name, names)):
         return size_remedy
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
         return answer
@@ -168,8 +164,9 @@ def _known_as(group: str, name: str, names: Sequence[str], extra: tuple[str, ...
     return f"{suggestion}; {_REMEDY_BY_GROUP.get(group, '`mmkv-bench run --help` lists them')}"
 
 
-def _sized(name: str, names: Sequence[str]) -> str:
-    """Return what to type for a dataset of pages that is given with its size, as in tables (`pages_walk_large`), else ""."""
+def _page_size_advice(name: str, names: Sequence[str]) -> str:
+    """Return advice for a pages dataset that is given with its size, as in tables (`pages_walk_large`); "" for other
+    names."""
     folded_name = folded(name)
     for pages, size in ((one, size) for one in names if one.startswith("pages") for size in ("small", "large")):
         if folded(f"{pages}_{size}").startswith(folded_name) and len(folded_name) > len(folded(pages)):
@@ -178,7 +175,7 @@ def _sized(name: str, names: Sequence[str]) -> str:
 
 
 def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
-    """Check that an override's key exists and its value is of the right kind. Return the override in Hydra's form.
+    """Check that an override's key exists and its value has the right kind, and return the override in Hydra's form.
 
     reference: all keys with their defaults (`compose._reference`).
     """
@@ -218,7 +215,6 @@ def checked_value(override: Override, reference: Mapping[str, Any]) -> str:
 
 
 def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
-    """Refuse to add a decode policy to a method that already has one, and values that are no decode policy."""
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(
             f"methods.{name}.decoding={value} is {_kind(value)}; allowed: null, or {{_target_: <a class of "
@@ -232,7 +228,6 @@ def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
 
 
 def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> None:
-    """Refuse `args` for a method that takes none, and arguments without names. path: the words of the override's key."""
     if "args" not in method:
         raise ConfigError(f"{'.'.join(path)}: {path[1]} has no args; {nearest('args', method)}")
     if len(path) == 3 and not isinstance(value, Mapping):
@@ -242,10 +237,7 @@ def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> N
 
 
 def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, Any]) -> None:
-    """Refuse a generation setting of another kind than its default. Settings without a default accept anything.
-
-    path: the words of the override's key.
-    """
+    """Refuse a generation setting of another kind than its default. Settings without a default accept any value."""
     setting_path = ".".join(path[:3])
     values = {path[3]: value} if len(path) > 3 else value
     if not isinstance(values, Mapping):
@@ -265,7 +257,7 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
             raise ConfigError(f"{text}: {parent_path} is a value without keys below it; write {parent_path}=<value>")
         if key not in node:
             if parent_path in ("methods", "datasets"):
-                raise ConfigError(_not_chosen(text, parent_path.removesuffix("s"), key, tuple(node)))
+                raise ConfigError(_unchosen_name_message(text, parent_path.removesuffix("s"), key, tuple(node)))
             parent_clause = f" in {parent_path}" if parent_path else ""
             suggestion = nearest(key, node) if parent_path else _nearest_key(text, path, reference)
             raise ConfigError(f"{text}: unknown key {key!r}{parent_clause}; {suggestion}")
@@ -274,10 +266,10 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
 
 
 def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -> str:
-    """Return the end of an error message about an unknown key, with a suggestion.
+    """Return the end of an error message about an unknown key.
 
-    For `window` the suggestion is the same key in a group or chosen method, or a similar key. For `snapkv.window` it is a
-    similar method or dataset.
+    It suggests the key `window` of a group or chosen method, a similar key, or a dataset or method similar to
+    `snapkw.window`.
     """
     key, paths_by_key = path[0], dict[str, list[str]]()
     nodes = {group: reference.get(group) or {} for group in SCHEMAS if group}
@@ -295,7 +287,7 @@ def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -
     return "`mmkv-bench run --help` lists the keys"
 
 
-def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:
+def _unchosen_name_message(text: str, group: str, name: str, chosen: tuple[str, ...]) -> str:
     if name not in options(group):
         return f"{text}: unknown {group} {name!r}; {nearest(name, options(group))}"
     return (
@@ -305,7 +297,8 @@ def _not_chosen(text: str, group: str, name: str, chosen: tuple[str, ...]) -> st
 
 
 def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
-    """Refuse unknown keys inside mappings and, if `strict`, values of another kind than the default `old`."""
+    """Refuse unknown keys inside mappings, values of another declared type and, if `strict`, of another kind than
+    `old`."""
     if isinstance(value, dict) and isinstance(old, Mapping):
         for key, inner in value.items():
             if str(key) not in old:
@@ -325,11 +318,10 @@ def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
 
 
 def same_kind(value: Any, default: Any, key: str) -> bool:
-    """Tell whether a value may replace a default: it has the same type, or is an integer for a float.
+    """Tell whether a value may replace a default: same type, or an integer for a float.
 
-    A default that is null or an interpolation accepts anything.
-
-    key: the setting or its path. ``recents`` may be a count or a share.
+    A default that is null or an interpolation accepts any value. key: the setting or its path; `recents` is a count or
+    a share.
     """
     if default is None or (isinstance(default, str) and default.startswith("${")):
         return True

@@ -24,7 +24,7 @@ _NOT_COMPOSED = "resolved"
 
 def run_config(composed: DictConfig) -> RunConfig:
     """Convert Hydra's composition to a `RunConfig`. Absolute interpolations must be resolved."""
-    resolved = _resolved(composed)
+    resolved = _plain_values(composed)
     unresolved = OmegaConf.to_container(composed, resolve=False)
     values = _values(RunConfig, {**resolved, **{key: unresolved[key] for key in _UNRESOLVED}})
     return RunConfig(**values, resolved=resolved)
@@ -35,10 +35,11 @@ def stored_config(stored: Mapping[str, Any]) -> RunConfig:
     return run_config(OmegaConf.merge(OmegaConf.structured(composed_schema()), stored))
 
 
-def _resolved(composed: DictConfig) -> dict[str, Any]:
+def _plain_values(composed: DictConfig) -> dict[str, Any]:
     """Return all keys of a composition as plain values.
 
-    An interpolation inside a variant that cannot be resolved is kept, because it may refer to a key of the variant's base.
+    If an interpolation has no key, all interpolations inside `variants` are kept: such a key may belong to a variant's
+    base.
     """
     try:
         return OmegaConf.to_container(composed, resolve=True)
@@ -52,8 +53,7 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
 
 
 def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` as keyword arguments of the dataclass `schema`. For a tuple field, lists and single values become
-    tuples."""
+    """Return `values` as keyword arguments of the dataclass `schema`, with tuples for tuple fields."""
     field_types, arguments = get_type_hints(schema), dict[str, Any]()
     for one in fields(schema):
         if one.name == _NOT_COMPOSED:
@@ -61,37 +61,32 @@ def _values(schema: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         field_type, value = field_types[one.name], values[one.name]
         if is_dataclass(field_type):
             arguments[one.name] = field_type(**_values(field_type, value))  # type: ignore[operator]
-        elif _several(field_type) and value is not None:
+        elif _takes_list(field_type) and value is not None:
             arguments[one.name] = tuple(as_list(value))
         else:
             arguments[one.name] = value
     return arguments
 
 
-def _several(declared: Any) -> bool:
-    """Tell whether a key of this declared type takes a value or a list of values."""
+def _takes_list(declared: Any) -> bool:
     return tuple in (get_origin(declared), *(get_origin(kind) for kind in getattr(declared, "__args__", ())))
 
 
 @cache
 def composed_schema(schema: type = RunConfig) -> type:
-    """Return a dataclass into which Hydra can compose: the keys of `schema`, mutable, with `Any` where Hydra cannot express a
-    type.
+    """Return a mutable dataclass with the keys of `schema`, into which Hydra can compose.
 
-    Hydra cannot express a value or a list, and several types.
+    A type that Hydra cannot express (a value or a list, several types) becomes `Any`.
     """
     field_types = get_type_hints(schema)
     composed_fields = [
-        (one.name, *_composed(one, field_types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED
+        (one.name, *_hydra_field(one, field_types[one.name])) for one in fields(schema) if one.name != _NOT_COMPOSED
     ]
     return make_dataclass(schema.__name__, composed_fields)
 
 
-def _composed(one: Field[Any], declared: Any) -> tuple[Any, Any]:
-    """Return type and default of one field in the dataclass into which Hydra composes (see `composed_schema`).
-
-    declared: the field's type in `schema.py`.
-    """
+def _hydra_field(one: Field[Any], declared: Any) -> tuple[Any, Any]:
+    """Return type and default of a field of `composed_schema`. declared: the field's type in `schema.py`."""
     if isinstance(declared, type) and is_dataclass(declared):
         nested_schema = composed_schema(declared)
         return nested_schema, new_field(default_factory=nested_schema)
@@ -112,13 +107,13 @@ _RELATIVE = "${."
 def settle(config: Container) -> None:
     """Replace every absolute interpolation in a composition by its value, and check the relative ones (`${.window}`).
 
-    Relative interpolations are kept: a method's parts refer to its parameters, which its reading (the paper's text or the
-    released code) may still change. Those inside a part of a variant are not checked here, because they refer to keys of
-    its base; `methods.node.under_reading` checks them after the variant is merged with its base.
+    Relative interpolations stay, because a method's reading (the paper's text or the released code) may change the
+    parameters that they name. `methods.node.under_reading` checks those inside a variant's parts, once variant and base
+    are merged.
 
     Raises:
-        ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a value
-            (`???`).
+        ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a
+            value (`???`).
     """
     for path, holder, key in _leaves(config, ()):
         raw_value = OmegaConf.to_container(holder, resolve=False)[key]
@@ -131,7 +126,7 @@ def settle(config: Container) -> None:
 
 
 def _leaves(node: Container, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Container, Any]]:
-    """Yield every interpolation and missing value below a node, as (path, the container, its key in the container)."""
+    """Yield every interpolation and missing value below a node, as (path, container, key in the container)."""
     for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
         if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key):
             yield (*path, key), node, key

@@ -170,7 +170,7 @@ class Stream:
 
     @property
     def settings(self) -> tuple[StreamSettings, ...]:
-        """Return one set of stream settings for each value of `ask_at` (the share of the stream after which the question is
+        """One set of stream settings per value of `ask_at` (the share of the stream after which the question is
         asked)."""
         return tuple(StreamSettings(self.every, float(share), self.positions) for share in dict.fromkeys(self.ask_at))
 
@@ -454,8 +454,8 @@ _RANGE_PHRASE = re.compile(r"(?:a )?(?P<whole>whole )?numbers? (?P<sign>>=?) (?P
 
 
 def ranges() -> dict[str, tuple[type, float, bool, bool]]:
-    """Map each key that takes only numbers to (type, smallest number, whether that number is allowed, whether null is
-    allowed)."""
+    """Map each key that takes only numbers to (type, smallest number, whether that number is allowed, whether null
+    is)."""
     range_by_key: dict[str, tuple[type, float, bool, bool]] = {}
     for group, schema in SCHEMAS.items():
         for name, (_, phrase, *_) in keys(schema).items():
@@ -479,8 +479,7 @@ def allowed(key: str) -> str:
 
 
 def accepts(key: str, value: Any) -> bool:
-    """Tell whether a value has the declared type of a key. Keys outside the schema, and of types that are not checked, accept
-    everything."""
+    """Tell whether a value has the declared type of a key. Unknown keys and unchecked types accept everything."""
     group, _, name = key.rpartition(".")
     scalar_types = scalars(get_type_hints(SCHEMAS[group]).get(name, Any)) if group in SCHEMAS else None
     if scalar_types is None or str in scalar_types:
@@ -498,7 +497,7 @@ def accepts(key: str, value: Any) -> bool:
 
 
 def scalars(declared: Any) -> tuple[type, ...] | None:
-    """Return the types that a key of this declared type takes, such as `(int, NoneType)`; None if it may take a list or a
+    """Return the types of a key declared with this type, such as `(int, NoneType)`; None if it may be a list or a
     mapping."""
     declared_types = get_args(declared) or (declared,)
     return declared_types if {*declared_types} in _SCALAR_TYPE_SETS else None

@@ -35,9 +35,8 @@ README = "see docs/own_method.md"
 OBSERVATION = "docs/observation.md lists all that `obs` offers"
 
 
-def spelled_out(parsed: Sequence[Override]) -> list[Override]:
-    """Return the overrides with every short form replaced by the keys of the configuration (`snapkv.window=8`:
-    `methods.snapkv.window=8`).
+def expand_short_forms(parsed: Sequence[Override]) -> list[Override]:
+    """Replace every short form in overrides by keys of the configuration.
 
     Raises:
         ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
@@ -49,24 +48,20 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
         check_name(stem, path, extra_folders)
         if any(override.key_or_group == f"variants.{stem}" for override in parsed):
             raise ConfigError(f"method={path} and variants.{stem} are two methods with one name; rename one of them")
-    overrides = [one for override in parsed for one in _one(override, path_by_stem, extra_folders)]
+    overrides = [one for override in parsed for one in _expand_override(override, path_by_stem, extra_folders)]
     variant_settings = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in path_by_stem.items()}
     after_last_method = 1 + max((at for at, one in enumerate(overrides) if one.key_or_group == "method"), default=-1)
     return [*overrides[:after_last_method], *map(parse, words(variant_settings)), *overrides[after_last_method:]]
 
 
-def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
-    """Yield the overrides that one override with a short form stands for.
-
-    files: stem of each method file to its path.
-    extra: further config folders.
-    """
+def _expand_override(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
+    """Yield the overrides that one override stands for. files: stem of each method file to its path."""
     key, override_text = override.key_or_group, override.input_line
     stem, _, setting = key.removeprefix("methods.").partition(".")
     if key == "method" and files and not override.is_sweep_override():
         named_methods = [str(name) for name in as_list(override.value()) if not _is_file(name)]
         yield parse(f"{override_text.partition('=')[0]}=[{','.join(named_methods)}]")
-    elif key == "model" and _is_place(override, extra):
+    elif key == "model" and _is_location(override, extra):
         yield from _model(str(override.value()))
     elif key.removeprefix("methods.") in files and key.startswith("methods."):
         yield parse(override_text.lstrip("+~").replace("methods.", "variants.", 1))
@@ -81,9 +76,10 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
 
 # ---------------------------------------------------------------------- files among methods
 def _method_files(parsed: Sequence[Override]) -> list[str]:
-    """Return the Python files that are chosen as methods. The last choice of methods counts, as in Hydra.
+    """Return the Python files among the last choice of methods.
 
-    A sweep over files, and two files with one name, are refused.
+    Raises:
+        ConfigError: a sweep over files, or two files with one stem.
     """
     method_files: list[str] = []
     for override in parsed:
@@ -115,11 +111,7 @@ def _is_file(name: object) -> bool:
 
 
 def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
-    """Refuse a method file whose stem cannot be a method's name, or is already the name of a method.
-
-    Raises:
-        ConfigError: the name is not allowed or taken.
-    """
+    """Raise ConfigError if a method file's stem cannot be a method's name, or is already taken."""
     remedy = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it a name"
     if not _STEM.fullmatch(stem):
         raise ConfigError(
@@ -133,7 +125,8 @@ def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
 def _setting(override: Override, stem: str, path: str) -> str:
     """Return a setting of a method file (`mine.window=8`) as `<key>=<value>`, without the file's stem.
 
-    A key that the method `custom` lacks is refused; parameters of the file's own classes belong into `args`.
+    Raises:
+        ConfigError: the method `custom` has no such key; arguments of the file's own classes belong into `args`.
     """
     setting_text = override.input_line.lstrip("+~")
     key, _, value = setting_text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
@@ -148,8 +141,12 @@ def _setting(override: Override, stem: str, path: str) -> str:
 
 
 # ---------------------------------------------------------------------- a model's location
-def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
-    """Tell whether `model=` names a location: a folder, a GGUF file, or a hub id. A sweep over locations is refused."""
+def _is_location(override: Override, extra: tuple[str, ...]) -> bool:
+    """Tell whether `model=` names a folder, a GGUF file or a hub id.
+
+    Raises:
+        ConfigError: a sweep over such locations.
+    """
     if override.is_sweep_override():
         if "/" in override.input_line:
             model_value = override.input_line.partition("=")[2]
@@ -167,10 +164,7 @@ def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
 
 
 def _model(place: str) -> Iterator[Override]:
-    """Yield the overrides that choose a model by its location (a folder, a GGUF file, or a hub id).
-
-    If exactly one file of `conf/model` has this location, that file is chosen, with its name and gates.
-    """
+    """Yield the overrides for a model's location: the only file of `conf/model` with this path, else `model=hf`."""
     models_of_path = [name for name in options("model") if content("model", name).get("path") == place]
     if len(models_of_path) == 1:
         yield parse(f"model={models_of_path[0]}")
@@ -180,10 +174,8 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the config group to which the first word of a key belongs: `method` for `snapkv.window`.
-
-    None if a key or group has that name, or no group offers it.
-    """
+    """Return the group that offers the first word of a key (`method` for `snapkv.window`); None if a key has that
+    name."""
     name_in_key, _, key_in_name = key.partition(".")
     if not key_in_name or name_in_key in keys() or name_in_key in groups():
         return None
@@ -262,7 +254,7 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
     is_sweep = override.is_sweep_override()
     given_names = [*override.sweep_string_iterator()] if is_sweep else as_list(value)
     names_of_choices = [
-        [str(one)] if _is_elsewhere(group, str(one)) else chosen(group, str(one), extra) for one in given_names
+        [str(one)] if _is_no_conf_name(group, str(one)) else chosen(group, str(one), extra) for one in given_names
     ]
     if value is None or [[str(one)] for one in given_names] == names_of_choices:
         return override
@@ -274,7 +266,7 @@ def _renamed(override: Override, extra: tuple[str, ...]) -> Override:
     return parse(f"{override.input_line.partition('=')[0]}={new_value}")
 
 
-def _is_elsewhere(group: str, name: str) -> bool:
+def _is_no_conf_name(group: str, name: str) -> bool:
     """Tell whether a choice is not a name of `conf/` but a file, a folder, a hub id, or a list of a sweep."""
     return (
         name.endswith(".py") or name[:1] in ("[", ".", "~") or "/" in name or (group == MODEL and Path(name).is_dir())
@@ -282,11 +274,7 @@ def _is_elsewhere(group: str, name: str) -> bool:
 
 
 def filled(answer: str, value: str) -> str:
-    """Return an error text of `field_words` with its placeholders replaced by the user's value.
-
-    Args:
-        value: the text after the `=`.
-    """
+    """Return an error text of `field_words` with its placeholders replaced by the user's value (the text after `=`)."""
     unquoted_value = value.strip("[]'\"")
     shares = [_share(text.strip()) for text in unquoted_value.split(",")]
     if ("{kept}" in answer or "{rest}" in answer) and None in shares:
@@ -294,14 +282,14 @@ def filled(answer: str, value: str) -> str:
     digits = re.search(r"\d+", re.sub(r"(\d+)k\b", lambda match: f"{int(match[1]) * 1024}", value.lower()))
     return answer.format(
         value=value or "<value>",
-        kept=_listed([f"{100 * share:.6g}%" for share in shares if share]),
-        rest=_listed([f"{100 - 100 * share:.6g}%" for share in shares if share]),
+        kept=_list_text([f"{100 * share:.6g}%" for share in shares if share]),
+        rest=_list_text([f"{100 - 100 * share:.6g}%" for share in shares if share]),
         digits=digits[0] if digits else "<number>",
         minutes=_minutes(value.strip("'\"")),
     )
 
 
-def _listed(texts: list[str]) -> str:
+def _list_text(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"
 
 

@@ -1,7 +1,6 @@
-"""Drawing functions for samples of drawn datasets, so that a report on stored answers can show their pictures.
+"""Functions that draw samples of drawn datasets again, so that a report on stored answers can show their pictures.
 
-Stored rows have no pictures. The pattern of a sample's id selects the drawing function.
-To add a dataset of drawn samples, add an entry to `DRAWERS`.
+The pattern of a sample's id selects the function. To add a dataset of drawn samples, add an entry to `DRAWERS`.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def drawn(sample_id: str, prompt_hash: str, question: str, reference: str) -> Dr
 
 
 def _page(page: re.Match[str], prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
-    """Draw a sample of the embedded model's pages. Its images are left out if its prompt hash differs from `prompt_hash`.
-
-    page: the parts of the sample id. The other arguments are those of `drawn`.
-    """
+    """Draw a sample of the embedded model's pages, without images if its prompt hash differs from `prompt_hash`."""
     from mmkv_bench.datasets.page_data import to_row
     from mmkv_bench.tiny.pages import make_sample
 
@@ -67,10 +63,7 @@ def _page(page: re.Match[str], prompt_hash: str, question: str, reference: str) 
 
 
 def _reader_page(page: re.Match[str], prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
-    """Draw a sample of the reader model, from the split in which the sample has this question and reference answer.
-
-    page: the parts of the sample id. The other arguments are those of `drawn`.
-    """
+    """Draw a sample of the reader model, from the split in which the sample has this question and reference answer."""
     from PIL import Image
 
     from mmkv_bench.reader.trials import pictures, trial

@@ -21,7 +21,6 @@ ARCHIVES = Path(__file__).parent / "fixture_data"
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of datasets that have a fixture, sorted."""
     return tuple(sorted(file.stem for file in ARCHIVES.glob("*.zip")))
 
 

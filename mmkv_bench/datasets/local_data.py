@@ -50,7 +50,7 @@ class LocalFiles:
 
 
 def media_root(folder: Path) -> str | None:
-    """Return the dataset's `media` folder, which replaces $HF_HOME; None if the dataset has no such folder."""
+    """Return the dataset's `media` folder, which replaces $HF_HOME; None without such a folder."""
     return str(folder / MEDIA) if (folder / MEDIA).is_dir() else None
 
 
@@ -58,19 +58,23 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
     """Find the data files of a split in a dataset's local folder.
 
     config: the upstream configuration (`dataset_name` of a task); None if the dataset has only one.
-    Raises MissingDataError: the folder is empty, or has only other splits.
+
+    Raises:
+        MissingDataError: the folder is empty, or has only other splits.
     """
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
         if split not in splits:
-            raise MissingDataError(_no_split(folder, split, splits))
+            raise MissingDataError(_missing_split_message(folder, split, splits))
         return LocalFiles(folder, split, "saved")
-    files = _listed(folder, config, split) or _named(folder, config, split)
+    files = _files_in_readme(folder, config, split) or _files_by_name(folder, config, split)
     if files:
         return LocalFiles(folder, split, "parquet", tuple(sorted(files)))
     parquet = [file for file in folder.rglob("*.parquet") if MEDIA not in file.relative_to(folder).parts]
     if parquet:
-        raise MissingDataError(_no_split(folder, split, sorted({file.stem.split("-")[0] for file in parquet})))
+        raise MissingDataError(
+            _missing_split_message(folder, split, sorted({file.stem.split("-")[0] for file in parquet}))
+        )
     if any(next(folder.rglob(pattern), None) for pattern in OTHER_FILES):
         return LocalFiles(folder, split, "other")
     raise MissingDataError(
@@ -80,9 +84,11 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
 
 
 def columns(files: Sequence[Path]) -> list[str]:
-    """Return the column names of parquet files, read from the footers.
+    """Return the column names of parquet files.
 
-    Raises MissingDataError: a file is truncated or not parquet, or two files have different columns."""
+    Raises:
+        MissingDataError: a file is truncated or not parquet, or two files have different columns.
+    """
     import pyarrow.parquet as pq
 
     first_columns: list[str] = []
@@ -103,7 +109,7 @@ def columns(files: Sequence[Path]) -> list[str]:
 
 
 def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise MissingDataError if columns that the task reads are missing from the data; the message names them."""
+    """Raise MissingDataError, naming the columns, if columns that the task reads are missing from the data."""
     present = list(present)
     missing = [name for name in wanted if name not in present]
     if missing:
@@ -114,7 +120,6 @@ def require_columns(dataset: str, wanted: Iterable[str], present: Iterable[str])
 
 
 def count_rows(files: Sequence[Path]) -> int:
-    """Count the rows of parquet files, from the footers."""
     import pyarrow.parquet as pq
 
     return sum(pq.read_metadata(file).num_rows for file in files)
@@ -123,7 +128,8 @@ def count_rows(files: Sequence[Path]) -> int:
 def require_readable(files: LocalFiles) -> None:
     """Raise MissingDataError if the rows of a file cannot be read.
 
-    Parsed are the first and last row group of a parquet file, JSON files entirely, and the first and last line of JSON Lines.
+    This reads the first and last row group of a parquet file, whole JSON files, and the first and last line of JSON
+    Lines.
     """
     import pyarrow.parquet as pq
 
@@ -133,7 +139,7 @@ def require_readable(files: LocalFiles) -> None:
             for group in {0, parquet_file.num_row_groups - 1} if parquet_file.num_row_groups else ():
                 parquet_file.read_row_group(group)
         except Exception as error:
-            raise _damaged(file, error) from error
+            raise _damaged_file_error(file, error) from error
     for file in sorted(files.folder.rglob("*.json")) if files.kind == "other" else ():
         try:
             json.loads(file.read_text())
@@ -143,29 +149,26 @@ def require_readable(files: LocalFiles) -> None:
                 for line in (lines[0], lines[-1]):
                     json.loads(line)
             except (IndexError, ValueError):
-                raise _damaged(file, error) from error
+                raise _damaged_file_error(file, error) from error
 
 
-def _damaged(file: Path, error: Exception) -> MissingDataError:
+def _damaged_file_error(file: Path, error: Exception) -> MissingDataError:
     reason = str(error).splitlines()[0].rstrip(".")
     return MissingDataError(f"{file} cannot be read ({reason}); copy or download it again")
 
 
 def require_rows(files: LocalFiles, rows: int | None) -> None:
-    """Raise MissingDataError if a split has no rows.
-
-    rows: the split's number of rows; None if the number is unknown, which is accepted.
-    """
+    """Raise MissingDataError if a split has 0 rows. An unknown number (None) is accepted."""
     if rows == 0:
         raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
 
 
 def picture_features(files: Sequence[str]) -> datasets.Features | None:
-    """Return `datasets` features in which the files' picture columns are decoded; None if no column has to be changed.
+    """Return `datasets` features in which picture columns are decoded; None if there are no columns to declare.
 
-    Picture columns hold {bytes, path} or lists of {bytes, path}. Files written by `datasets` declare their picture columns.
-    Files written by pandas or pyarrow do not, so a task would get dicts instead of pictures.
-    The schema of the first file is used for all files, as in `datasets`.
+    Picture columns hold {bytes, path} or lists of {bytes, path}. Only files written by `datasets` declare them, so a
+    task would get dicts instead of pictures from files of pandas or pyarrow. The first file's schema is used for all
+    files.
     """
     import pyarrow.parquet as pq
     from datasets import Features, Image, List
@@ -189,7 +192,7 @@ def _holds_picture(feature: Any) -> bool:
     return kinds["bytes"] in ("binary", "large_binary") and kinds["path"] in ("string", "large_string", "null")
 
 
-def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
+def _files_in_readme(folder: Path, config: str | None, split: str) -> list[Path]:
     """Return the files that the front matter of README.md lists for the split."""
     import yaml
 
@@ -214,7 +217,7 @@ def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
     return []
 
 
-def _named(folder: Path, config: str | None, split: str) -> list[Path]:
+def _files_by_name(folder: Path, config: str | None, split: str) -> list[Path]:
     """Return the parquet files named after the split, or else after a synonym; the configuration's folder is tried first."""
     bases = [folder / config, folder / "data" / config] if config else []
     bases += [folder / "data", folder]
@@ -227,7 +230,7 @@ def _named(folder: Path, config: str | None, split: str) -> list[Path]:
     return []
 
 
-def _no_split(folder: Path, split: str, others: Sequence[str]) -> str:
+def _missing_split_message(folder: Path, split: str, others: Sequence[str]) -> str:
     return (
         f"{folder} has no split {split!r}; allowed: {', '.join(others) or 'none'}; choose a split with "
         "datasets.<name>.split=..., or add the files of the split"

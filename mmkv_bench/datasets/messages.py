@@ -29,11 +29,14 @@ class Conversation(NamedTuple):
 
 
 def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
-    """Convert chat messages of an lmms-eval task to a `Conversation`.
+    """Convert chat messages of an lmms-eval task to a `Conversation` with RGB images.
 
-    messages: the result of the task's `doc_to_messages`, {"role", "content": text or parts}. task: its name, for messages.
-    Images become RGB. The path of an image or video must be a local file.
-    Raises DataError for missing or broken media, UnsupportedError for audio and unknown types of parts.
+    messages: {"role", "content": text or parts}; the path of an image or video is a local file. task: its name, for
+    messages.
+
+    Raises:
+        DataError: missing or broken media.
+        UnsupportedError: audio and unknown types of parts.
     """
     images: list[Image.Image] = []
     videos: list[Any] = []
@@ -85,7 +88,7 @@ def stated(error: BaseException) -> str:
 
 
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
-    """Return the video of a message part: a path, frames, or {"video": path, "start_time", "end_time"} if a time span is given.
+    """Return the video of a message part: a path, frames, or {"video": path, "start_time", "end_time"} for a time span.
 
     lmms-eval states the span either beside the path (`start_time`) or in a dict with the path (`video_start`).
     """
@@ -109,10 +112,8 @@ def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Co
     """Return the prompt with the text `<image>` in its messages replaced or removed.
 
     Args:
-        use: what happens to `<image>`.
-            `interleave`: each `<image>` is replaced by the message's next image. A message without `<image>` does not change.
-            `remove`: each `<image>` is deleted, and images keep their positions.
-            None: nothing changes.
+        use: `interleave` replaces each `<image>` by the message's next image, in messages with any `<image>`. `remove`
+            deletes each `<image>`, and images keep their positions. None changes nothing.
         dataset: the dataset's name, for messages.
 
     Raises:
@@ -149,9 +150,10 @@ def _placed(parts: Sequence[dict[str, Any]], use: str, dataset: str) -> list[dic
 def with_question(messages: Sequence[dict[str, Any]], context: str, question: str) -> list[dict[str, Any]]:
     """Return the messages of a prompt with `question` in place of the text after the document.
 
-    The document ends with the text `context` in the last message, or with the last image or video of that message.
+    The document ends with the text `context` in the last message, or with that message's last image or video.
 
-    Raises DataError: the last message has neither.
+    Raises:
+        DataError: the last message has neither.
     """
     turns = [dict(turn, content=list(turn["content"])) for turn in messages]
     parts = turns[-1]["content"]
@@ -170,9 +172,10 @@ def with_question(messages: Sequence[dict[str, Any]], context: str, question: st
 
 
 def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
-    """Return the text after the document in the last message, which `with_question` would replace.
+    """Return the text that `with_question` would replace.
 
-    Raises DataError: the last message does not end with one text after the document.
+    Raises:
+        DataError: the last message does not end with one text after the document.
     """
     parts = messages[-1]["content"]
     if parts and parts[-1]["type"] == "text":
@@ -190,8 +193,7 @@ def question_text(messages: Sequence[dict[str, Any]], context: str) -> str:
 def prompt_hash(prompt: Conversation) -> str:
     """Return a sha256 (hex) over a prompt's text, the positions of its media, and the size and pixels of every image.
 
-    A video given as a path is hashed by the content of its file, without name and folder. Decoded frames are hashed by their
-    pixels.
+    Of a video, the file's content or the pixels of decoded frames are hashed, without name and folder.
     """
     digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
     for image in prompt.images:
@@ -219,6 +221,5 @@ def _video_bytes(video: Any) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _file_digest(path: str, state: State) -> bytes:
-    """Return the sha256 of a file's content; the file is read once per `state`."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()

@@ -1,7 +1,4 @@
-"""The pages tasks as local datasets: rendered at first use, cached, the same on every machine.
-
-A chunk of samples is a folder with one Arrow table and the table's checksum. One rename publishes the complete folder.
-"""
+"""The pages tasks as local datasets: rendered at first use and cached in chunks, the same on every machine."""
 
 from __future__ import annotations
 
@@ -44,8 +41,11 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
     """Load the first `count` samples of a pages task, for example `pages_walk_small`; split is `test` or `dev`.
 
     Columns: TEXT_COLUMNS and `images`. Missing chunks are rendered (about 25 ms per small and 60 ms per large sample).
-    Raises DataError if a cached file does not match its checksum, if a page differs from the frozen page, or if nothing
-    can be written."""
+
+    Raises:
+        DataError: a cached file does not match its checksum, a page differs from the frozen page, or nothing can be
+            written.
+    """
     import datasets
     from tqdm import tqdm
 
@@ -68,9 +68,10 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 
 
 def fingerprint(name: str, split: str) -> str:
-    """Return the digest (hex) of the first `CHUNK` pages of a split. It changes with the code that draws pages, not with `limit`.
+    """Return the digest (hex) of the first `CHUNK` pages of a split. It changes with the code that draws pages.
 
-    Of frozen pages it is the stored digest, without drawing: `load` refuses pages with another one."""
+    For frozen pages this is the stored digest, without drawing: `load` refuses other pages.
+    """
     frozen = frozen_digests().get(frozen_name(name, split))
     return frozen[0] if frozen else content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
 
@@ -83,7 +84,7 @@ def named(name: str, split: str, count: int) -> list[tuple[str, str]]:
 
 
 def folder(name: str, split: str) -> Path:
-    """Return the folder of the chunks. Its name depends on the drawing code and on the versions of the drawing libraries."""
+    """Return the folder of the chunks, named after the drawing code and the versions of the drawing libraries."""
     identity = hashlib.sha256(json.dumps([LAYOUT, CHUNK, generator()]).encode()).hexdigest()[:12]
     return cache_dir() / "pages" / identity / f"{name}-{split}"
 
@@ -99,7 +100,6 @@ def generator() -> dict[str, str]:
 
 
 def chunk_samples(name: str, split: str, number: int) -> list[Sample]:
-    """Draw the samples of one chunk."""
     from mmkv_bench.tiny.pages import make_sample
 
     task, size = page_task(name)
@@ -159,20 +159,23 @@ ABANDONED = 3600.0  # seconds after which an unfinished chunk of a killed proces
 
 @dataclass(frozen=True)
 class DataChunk:
-    """Chunk `number` (from 0) in the folder `parent`. Several processes may publish the same chunk at once."""
+    """Chunk `number` (from 0) in the folder `parent`: a folder with an Arrow table and a manifest with the table's
+    checksum."""
 
     parent: Path
     number: int
 
     @property
     def path(self) -> Path:
-        """The chunk's folder."""
         return self.parent / f"{self.number:05d}"
 
     def publish(self, table: pa.Table, manifest: dict[str, Any]) -> None:
-        """Write the table and a manifest with its checksum into a new folder, then rename it; the first process wins.
+        """Write the table and its manifest into a new folder, then rename the folder. If several processes write, the
+        first wins.
 
-        Equal tables give equal bytes. Raises DataError if nothing can be written."""
+        Raises:
+            DataError: nothing can be written.
+        """
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
@@ -200,7 +203,7 @@ class DataChunk:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def verified(self) -> Path:
-        """Check the table against its checksum and return its path. Raises DataError if they do not agree."""
+        """Return the table's path. Raises DataError if the table does not match its checksum."""
         remedy = f"delete {self.path} and run again"
         try:
             manifest = json.loads((self.path / MANIFEST).read_text())

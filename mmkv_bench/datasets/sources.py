@@ -17,10 +17,8 @@ LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "vid
 
 
 def reads_itself(config: Mapping[str, Any]) -> Any:
-    """Return `metadata.read` of a task's YAML, the loader of data that `datasets` cannot load; None if there is none.
-
-    In a plain configuration it is text.
-    """
+    """Return `metadata.read` of a task's YAML: a loader of data that `datasets` cannot load, or its name in a plain
+    configuration. None without one."""
     metadata = config.get("metadata")
     return metadata.get("read") if isinstance(metadata, Mapping) else None
 
@@ -31,9 +29,11 @@ def of_hub(dataset_path: str) -> bool:
 
 
 def preflight(spec: TaskSpec) -> None:
-    """Raise an error if a task's data are not available; called before lmms-eval or a model is imported.
+    """Raise an error if a task's data are not available, before lmms-eval or a model is imported.
 
-    Raises MissingDataError: see `source` and `require_upstream`. ConfigError: the task does not exist.
+    Raises:
+        MissingDataError: see `source` and `require_upstream`.
+        ConfigError: the task does not exist.
     """
     if not spec.is_pages:
         path = task_file(spec)
@@ -42,10 +42,8 @@ def preflight(spec: TaskSpec) -> None:
 
 
 def local_rows(spec: TaskSpec) -> int | None:
-    """Count the rows of a task's split from parquet footers; return None if the data are not local parquet files.
-
-    Raises MissingDataError: see `source`.
-    """
+    """Return the number of rows of a task's split, from parquet footers; None if the data are not local parquet
+    files."""
     if spec.is_pages or not spec.dataset_path:
         return None
     keys = source(spec, task_file(spec))
@@ -59,8 +57,10 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
     """Return the YAML keys with which a task reads the local data in `spec.dataset_path`; {} if no path is set.
 
     path: the task's YAML file.
-    Raises MissingDataError: the data or their videos are missing or truncated; or the data have no rows, lack the split, or lack
-    a column.
+
+    Raises:
+        MissingDataError: the data, their split, a column or the videos' folder are missing, a file is truncated, or
+            there are no rows.
     """
     if spec.is_pages or not spec.dataset_path:
         return {}
@@ -89,7 +89,7 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
 
 
 def data_files(spec: TaskSpec) -> list[Path]:
-    """Return the local files with a task's rows, sorted. Media that the rows name by path are left out.
+    """Return the local files with a task's rows, sorted, without media that the rows name by path.
 
     The list is empty for embedded pages and for repositories of the hub. Raises the errors of `source`.
     """
@@ -200,10 +200,10 @@ def converted(repository: str) -> bool:
 
 
 def refusal(repository: str, offline: bool) -> str | None:
-    """Return a clause that explains why a repository's data are not available; None if they are available.
+    """Return a clause that explains why a repository's data are neither cached nor on the hub; None if they are
+    available.
 
-    Data are available if they are cached or on the hub. If nothing is cached, one request is made to the hub, unless `offline`.
-    Without this request, libraries would retry for minutes before they fail.
+    If nothing is cached, one request is made to the hub, unless `offline`; libraries would retry for minutes.
     """
     if snapshot(repository) is not None or converted(repository):
         return None
@@ -216,10 +216,7 @@ def refusal(repository: str, offline: bool) -> str | None:
 
 
 def ask(repository: str, files: bool = True) -> dict[str, Any]:
-    """Ask the hub about a dataset repository.
-
-    Args:
-        files: also ask for the sizes of the repository's files.
+    """Ask the hub about a dataset repository. files: also ask for the sizes of the repository's files.
 
     Returns:
         The keys `commit`, `changed`, `licence`, `gated`, `files` and `bytes`; or the key `error` with one sentence.

@@ -82,7 +82,7 @@ class TaskSpec:
         return f"{self.dataset}-{doc_id:06d}"
 
     def key(self) -> str:
-        """Return a canonical text of the fields that determine the samples. Specs with equal keys share loaded data."""
+        """Return a text of the fields that determine the samples. Specs with equal keys share loaded data."""
         source = (self.name, self.dataset, self.size, self.split, self.dataset_path, self.include_path)
         questions = [self.questions_key] if self.questions_key else []
         return json.dumps([*source, self.cluster_key, self.media_root, self.placeholders, *questions])
@@ -152,12 +152,9 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
 
 
 def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
-    """Return the fields of `TaskSpec` that locate the local data of a dataset; {} if the task reads from the hub.
+    """Return the fields of `TaskSpec` that locate a dataset's local data; {} if the task reads from the hub.
 
-    Args:
-        name: the dataset's name in the configuration.
-        data: keys `source` and `root` of the configuration.
-        below: the dataset's folder below `data.root`.
+    below: the dataset's folder below `data.root`.
     """
     if data.get("source") == "fixture":
         folder = fixtures.folder(name)

@@ -1,12 +1,13 @@
-"""Caption metrics of single samples. lmms-eval's scorers return caption and references, and score only the corpus.
+"""Caption metrics of single samples, which lmms-eval scores only over a corpus.
 
-All scorers are from pycocoevalcap, over its tokeniser (METEOR and the tokeniser are Java programs). Per sample:
+All scorers are from pycocoevalcap, over its tokeniser (METEOR and the tokeniser are Java programs).
 
-- CIDEr (Vedantam et al. 2015) uses inverse document frequencies over the references of all documents of the dataset, answered
+- CIDEr (Vedantam et al. 2015) uses inverse document frequencies over the references of all documents of the dataset,
+answered
   or not. The corpus values of CIDEr and ROUGE-L are means over samples.
-- BLEU and METEOR (1.5) of a corpus are not means. A sample has a score of its own, and `parts` from which corpus scores are
-  computed again (statistics/metric_kinds.py): words, words of the closest reference, matched n-grams, n-grams; or METEOR's 23
-  counts.
+- BLEU and METEOR (1.5) of a corpus are not means. Each sample has a score, and `parts` from which
+statistics/metric_kinds.py
+  computes corpus scores. BLEU: words, words of the closest reference, matched n-grams, n-grams. METEOR: its 23 counts.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ class Captioned(NamedTuple):
 
 
 class CaptionScore(NamedTuple):
-    """A document's score. parts: numbers from which the corpus score is computed. A document without an answer has the value None
-    and the parts of an empty caption."""
+    """A document's score, and the numbers (`parts`) from which the corpus score is computed.
+
+    A document without an answer has the value None and the parts of an empty caption.
+    """
 
     value: float | None
     parts: tuple[float, ...] | None
 
 
 def kind_of(metric: str) -> str | None:
-    """Return the kind of a caption metric (`Bleu_4`, `METEOR`, ...) from its name; None for other metrics."""
+    """Return the kind of a caption metric (`Bleu_4` of `vatex_Bleu_4`); None for other metrics."""
     name_match = NAMES.fullmatch(metric)
     return name_match[1] if name_match else None
 
 
 def holds_caption(value: Any) -> bool:
-    """Return True if a scorer's value for a sample is a caption with references, as in lmms-eval's caption tasks."""
+    """Return True if a scorer's value for a sample is a caption with references."""
     return isinstance(value, Mapping) and {"answer", "pred"} <= value.keys() and isinstance(value["answer"], list)
 
 
@@ -56,11 +59,12 @@ def caption_scores(
 ) -> dict[str, dict[int, CaptionScore]]:
     """Return kind of metric -> doc_id -> score, for all documents in `captions`.
 
-    kinds: kinds to compute, such as `CIDEr`. captions: caption and references of each document.
-    others: captioned documents of the rest of the dataset. They count in CIDEr's document frequencies but get no scores.
+    kinds: kinds to compute, such as `CIDEr`.
+    others: captioned documents of the rest of the dataset, which count in CIDEr's document frequencies but get no
+    scores.
 
     Raises:
-        ScoringError: there is no Java.
+        ScoringError: there is no Java, or METEOR's program ends.
     """
     if shutil.which("java") is None:
         raise ScoringError(
@@ -134,7 +138,7 @@ def _meteor(references: dict[int, list[str]], candidates: dict[int, list[str]]) 
         meteor = _meteor_program()
         _, values = meteor.compute_score(references, candidates)
         counts = [
-            _unfragmented(map(float, meteor._stat(candidates[doc][0], references[doc]).split())) for doc in references
+            _corpus_counts(map(float, meteor._stat(candidates[doc][0], references[doc]).split())) for doc in references
         ]
     except (OSError, ValueError) as error:
         release()
@@ -147,7 +151,7 @@ def _meteor(references: dict[int, list[str]], candidates: dict[int, list[str]]) 
 
 @cache
 def _meteor_program() -> Any:
-    """Return METEOR's Java program, started once for all cells: it takes 10 s to load its paraphrases, and 1 GB of memory."""
+    """Start METEOR's Java program once for all cells: loading its paraphrases takes 10 s and 1 GB of memory."""
     from pycocoevalcap.meteor.meteor import Meteor
 
     atexit.register(release)
@@ -159,11 +163,9 @@ def release() -> None:
     _meteor_program.cache_clear()
 
 
-def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
-    """Return METEOR's counts of a sample as METEOR adds them up over a corpus.
-
-    A caption that matches its whole reference in one chunk counts 0 chunks, because it is not fragmented.
-    """
+def _corpus_counts(counts: Iterable[float]) -> tuple[float, ...]:
+    """Return METEOR's counts of a sample as METEOR adds them up over a corpus: 0 chunks if one chunk matches a whole
+    reference."""
     caption_words, reference_words, *statistics = counts
     *statistics, chunks, matched, reference_matched = statistics
     is_unbroken = chunks == 1 and (matched, reference_matched) == (caption_words, reference_words)

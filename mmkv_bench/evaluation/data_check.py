@@ -1,7 +1,6 @@
-"""A check whether a dataset's files are available, without loading them: for `python -m mmkv_bench data`.
+"""A check whether a dataset's files are available, for `python -m mmkv_bench data`.
 
-Nothing is downloaded and no task code runs. Only a task with its own reader (`metadata.read`) is loaded, because nothing else
-knows its files.
+Nothing is downloaded and no task code runs, except for a task with its own reader (`metadata.read`), which is loaded.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class DataReport:
 
 
 def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
-    """Return a report on the data of a task: which files a run would read, and which are missing.
+    """Return which files a run of a task would read, and which are missing.
 
     Args:
         spec: the task.
@@ -71,7 +70,7 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
     config_name = config.get("dataset_name")
     split_text = f"{f'config {config_name}, ' if config_name else ''}split {split}"
     if sources.reads_itself(config):
-        return _with_reader(spec, config, split_text)
+        return _check_own_reader(spec, config, split_text)
     if spec.dataset_path:
         data_report = DataReport(f"folder {spec.dataset_path}", split_text)
         local_path = Path(spec.dataset_path).expanduser()
@@ -115,7 +114,7 @@ def _pages(spec: TaskSpec) -> DataReport:
     return report
 
 
-def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataReport:
+def _check_own_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> DataReport:
     obtain_text = str(config["metadata"].get("obtain") or "").strip()
     if not spec.dataset_path:
         report = DataReport("no local folder" if obtain_text else "written here at each start", where)

@@ -84,7 +84,7 @@ _LOADED: dict[tuple[str, int | None], Documents] = {}
 
 
 def documents(spec: TaskSpec, limit: int | None) -> Documents:
-    """Return the task's documents, at most `limit` (None: all).
+    """Return the task's documents, at most `limit` (None: all). Each set is loaded once per process.
 
     Raises:
         ConfigError, UnsupportedError, DataError: the documents cannot be loaded; the message names the task.
@@ -104,8 +104,7 @@ def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
 
 
 def _page_refs(spec: TaskSpec, count: int) -> list[SampleRef]:
-    """Return references to the samples of a page dataset. Each question has a page of its own, so the cluster is the sample's
-    id."""
+    """Return references to the samples of a page dataset. Each question has a page, and so a cluster, of its own."""
     samples = page_data.named(spec.name, spec.split or "test", count)
     return [SampleRef(number, name, name, kind) for number, (name, kind) in enumerate(samples)]
 
@@ -113,7 +112,7 @@ def _page_refs(spec: TaskSpec, count: int) -> list[SampleRef]:
 def task_config(spec: TaskSpec) -> dict[str, Any]:
     """Return lmms-eval's configuration of the task, with the data source and split of `spec`.
 
-    It is loaded anew each time: scorers keep state in their modules, so a new task object needs new modules.
+    Each call loads the configuration anew, because scorers keep state in their modules.
     """
     path = task_file(spec)
     if spec.include_path:
@@ -149,9 +148,10 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
 
 
 def generation_settings(spec: TaskSpec) -> dict[str, Any]:
-    """Return the generation settings of a task: the defaults, overridden by the task's YAML, overridden by the configuration.
+    """Return the generation settings of a task: the defaults, then the task's YAML, then the configuration (the last
+    wins).
 
-    Decoding is greedy unless the configuration sets something else, because some YAMLs set a temperature with do_sample off.
+    Decoding is greedy unless the configuration says otherwise: some YAMLs set a temperature with do_sample off.
     """
     if spec.is_pages:  # this package's YAMLs agree with the configuration
         return GENERATION_DEFAULTS | dict(spec.generation)
@@ -195,7 +195,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
         task_errors(spec.name, folder=spec.dataset_path),
         task_environment(spec.media_root),
         module.quiet(),
-        _uncached(spec),
+        _without_dataset_cache(spec),
     ):
         if read_data:
             rows_with_media = read_data(Path(config["dataset_path"]), config)
@@ -210,7 +210,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             files = sources.data_files(spec)
             digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
             conversion_folder = conversions() / f"content-{digest}" if files else None
-            task = module.FetchedTask(_with_pictures(spec, config), spec.offline, conversion_folder)
+            task = module.FetchedTask(_declare_pictures(spec, config), spec.offline, conversion_folder)
     split = task.config.test_split or task.config.validation_split
     _require_split(spec, split, task.dataset)
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
@@ -228,11 +228,8 @@ def conversions() -> Path:
 
 
 @contextmanager
-def _uncached(spec: TaskSpec) -> Iterator[None]:
-    """Context manager in which `datasets` writes no cache while a folder made by `save_to_disk` is loaded.
-
-    Otherwise it would write cache files into the user's data folder.
-    """
+def _without_dataset_cache(spec: TaskSpec) -> Iterator[None]:
+    """Context manager in which `datasets` writes no cache files into a user's folder made by `save_to_disk`."""
     import datasets
 
     is_saved_folder = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
@@ -264,10 +261,10 @@ def _content(spec: TaskSpec) -> str:
     return digest_of((str(file), file) for file in files) if files else ""
 
 
-def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the task's configuration with picture columns declared for local parquet files, so that `datasets` decodes them.
+def _declare_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
+    """Declare the picture columns of local parquet files in a task's configuration, so that `datasets` decodes them.
 
-    This is done only for datasets with known columns, because other tasks of lmms-eval need the plain bytes.
+    Only datasets with known columns are changed, because other tasks of lmms-eval need the plain bytes.
     """
     if not spec.dataset_path or not spec.columns or config["dataset_path"] != "parquet":
         return config
@@ -285,10 +282,8 @@ def _require_split(spec: TaskSpec, split: str, splits: Mapping[str, Any]) -> Non
 
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
-    """Return references to the samples `doc_ids`, with their clusters.
-
-    The cluster is the value of `cluster_key`, else a digest of the undecoded media, else the sample's id.
-    """
+    """Return references to the samples `doc_ids`. A sample's cluster is the value of `cluster_key`, else a digest of
+    its undecoded media, else its id."""
     key_names = {name: getattr(spec, name) for name in ("cluster_key", "context_key", "questions_key")}
     for key, name in key_names.items():
         if name is not None and name not in docs.column_names:

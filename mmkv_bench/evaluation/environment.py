@@ -1,5 +1,4 @@
-"""The process around lmms-eval and its tasks: its import, the environment variables of tasks, and the translation of
-exceptions."""
+"""The process around lmms-eval: its import, the environment variables of tasks, and the translation of exceptions."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read only when huggingfac
 
 
 def go_offline() -> bool:
-    """Make the Hugging Face libraries of this process stay offline. Return whether they are offline now.
+    """Make the Hugging Face libraries of this process stay offline, unless they were imported online before.
 
-    They cannot be switched if they were imported online before. A run that needs nothing from a hub calls this first.
+    Return whether they are offline now. A run that needs nothing from a hub calls this function first.
     """
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None:
@@ -54,7 +53,6 @@ def lmms_eval(offline: bool) -> ModuleType:
 
 
 def require_single_rank() -> None:
-    """Raise UnsupportedError under a launcher of several ranks."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks != "1":
         raise UnsupportedError(
@@ -138,8 +136,8 @@ def task_errors(
 
 @contextmanager
 def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
-    """Context manager that turns any exception while scoring into a ScoringError. where: function that returns the scorer's
-    progress."""
+    """Context manager that turns any exception of a scorer into a ScoringError. where: returns the scorer's progress
+    as text."""
     try:
         yield
     except MMKVError:

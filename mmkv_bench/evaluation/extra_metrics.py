@@ -94,11 +94,11 @@ class RaggedArray:
         return np.minimum(next_disagreement - self.starts, self.lengths)
 
 
-def agreed(answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Compare row rows[i] of `answers` with row others[i] of `references`. Return how many of their first numbers are equal.
-
-    The result is int64 [len(rows)].
-    """
+def common_prefix_lengths(
+    answers: RaggedArray, references: RaggedArray, rows: np.ndarray, others: np.ndarray
+) -> np.ndarray:
+    """Return how many first numbers of row rows[i] of `answers` and row others[i] of `references` are equal, int64
+    [len(rows)]."""
     counts = np.minimum(answers.lengths[rows], references.lengths[others])
     block_bounds = np.searchsorted(np.cumsum(counts + 1), np.arange(AT_ONCE, int(counts.sum()) + len(counts), AT_ONCE))
     for start, end in pairwise(np.unique([0, *block_bounds.tolist(), len(counts)]).tolist()):
@@ -164,7 +164,7 @@ class PairedAnswers:
         return np.array(values, kind)[self.of_cell]
 
     def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
-        """Return for each answer the row number in `among` of the same sample, int [rows]; -1 if there is none.
+        """Return for each answer the row number in `among` of the same sample, int [rows]; -1 without one.
 
         cells: for each of `names`, the cell whose rows in `among` are searched; None: no cell.
         """
@@ -192,15 +192,15 @@ class PairedAnswers:
 
     @cached_property
     def continued(self) -> np.ndarray:
-        """Mask the answers to continuation datasets (fidelity is measured at a reference text's tokens), bool [rows].
+        """Whether each answer belongs to a continuation dataset (fidelity at a reference text's tokens), bool [rows].
 
-        They are recognised by fidelity at more tokens than the answer of `full` has.
+        Such an answer has fidelity at more tokens than the answer of `full` has.
         """
         answered = np.append(self.full_tokens.lengths, 0)[self.other]
         return self.full_ok & (self.lists("forced_kl").lengths > answered)
 
     def restored(self, measure: Measured, stored: pa.Table) -> Measured:
-        """Return a measure with values of an earlier scoring where `pack --slim` has removed the answer's per-token values.
+        """Return a measure with stored values where `pack --slim` has removed the answer's per-token values.
 
         stored: rows of the table `samples` of this measure.
         """
@@ -222,7 +222,8 @@ class PairedAnswers:
         return Measured(kinds, values, restored_parts)
 
     def table(self, metric: str, measure: Measured) -> pa.Table:
-        """Return a measure as rows of the table `samples`, without the column `dataset`. Cells without values get no rows."""
+        """Return a measure as rows of the table `samples`, without the column `dataset` and without cells that have
+        no values."""
         import pyarrow as pa
 
         has_value = (measure.kinds == VALUE) & self.ok
@@ -293,20 +294,16 @@ def _mean(column: str, rows: PairedAnswers, skip: bool = True) -> Measured:
 
 
 def _stretch(column: str, start: int, end: int, rows: PairedAnswers) -> Measured:
-    """Return the mean of a per-token column over tokens start + 1 to end of a continuation.
-
-    Tokens that come from the full prefill are left out.
-    """
+    """Return the mean of a per-token column over tokens start + 1 to end of a continuation, without those of the
+    full prefill."""
     token_lists = rows.lists(column)
     kinds, sums, lengths = _sums(token_lists.first(end), np.maximum(rows.free, start))
     return Measured(np.where(rows.continued | ~token_lists.there, kinds, MEANINGLESS), sums / lengths)
 
 
 def _sums(lists: RaggedArray, skipped: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (kinds, sums, counts), each [rows], of each row's numbers without its first `skipped`.
-
-    kinds: whether there is a value. counts: how many numbers were added, at least 1.
-    """
+    """Return (kinds, sums, counts), each [rows], of each row's numbers without its first `skipped`. Counts are at
+    least 1."""
     lists_after_skip = lists.after(skipped)
     kinds = np.where(lists.there, np.where(lists_after_skip.lengths > 0, VALUE, MEANINGLESS), UNMEASURED)
     return kinds, lists_after_skip.sums(), np.maximum(lists_after_skip.lengths, 1)
@@ -327,7 +324,7 @@ def _kl_first(rows: PairedAnswers) -> Measured:
 def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
     """Return for each answer the number of tokens before the first that differs from the answer of `full`.
 
-    exactly: return 1 instead if the answers are equal, else 0.
+    exactly: return whether the answers are equal instead (1 or 0).
     """
     tokens, other, agree = rows.lists("token_ids"), rows.full_tokens, rows.lists("forced_agree")
     both_ok = rows.ok & rows.full_ok
@@ -337,7 +334,7 @@ def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
     picked_rows = np.flatnonzero((kinds == VALUE) & ~rows.is_full)
     values = agree.leading()
     agreed_tokens = agree.lengths
-    values[picked_rows] = agreed(tokens, other, picked_rows, rows.other[picked_rows])
+    values[picked_rows] = common_prefix_lengths(tokens, other, picked_rows, rows.other[picked_rows])
     if exactly:
         agreed_tokens = agreed_tokens.copy()
         agreed_tokens[picked_rows] = np.maximum(tokens.lengths[picked_rows], other.lengths[rows.other[picked_rows]])
@@ -346,10 +343,7 @@ def _alike(rows: PairedAnswers, exactly: bool) -> Measured:
 
 
 def _pooled(rows: PairedAnswers, skip: int) -> Measured:
-    """Return the perplexity of each sample, and the sums from which the dataset's perplexity is computed.
-
-    skip: number of first tokens that are left out.
-    """
+    """Return each sample's perplexity without its first `skip` tokens, and the sums for the dataset's perplexity."""
     nll_lists = rows.lists("reference_nll")
     kinds, totals, lengths = _sums(nll_lists, np.full(len(nll_lists.lengths), skip))
     values = np.array([math.exp(each) for each in np.minimum(totals / lengths, 700.0).tolist()])

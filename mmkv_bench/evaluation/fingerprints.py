@@ -1,10 +1,11 @@
-"""Digests of a dataset's content, of its prompts and of its scoring code. The first is part of every cell's identity.
+"""Digests of a dataset's content, of its prompts and of its scoring code. The content's digest enters every cell's
+identity.
 
-A dataset's fingerprint covers its rows. Pictures and videos that rows name by paths are covered by the prompt's hash, which
-every response row has. So a larger `limit` or one more picture does not change another sample's identity. A prompt is made
-from the row, the task's files and the files opened for it. Its hash is remembered with the states of these files
-(`file_state`), in this process and in `prompts/` of the cache, so that checking a million samples again opens and decodes no
-file. A prompt that reads unknown files, or is made by a task of a user's, is made again in each process.
+A dataset's fingerprint covers its rows. Files that rows name by paths are covered by the prompt's hash in each response
+row, so one more picture does not change other samples. A prompt depends on its row, the task's files and the files
+opened for it. Its hash is remembered with the states of these files (`file_state`), in this process and in `prompts/`
+of the cache, so that checking a million samples again decodes no file. Prompts of a user's task, or with unknown files,
+are made again in each process.
 """
 
 from __future__ import annotations
@@ -73,15 +74,14 @@ SCORING = 1  # version of this package's processing of a scorer's values
 
 
 def scorer_digest(spec: TaskSpec) -> str:
-    """Return a digest (16 hex digits) of the scoring code: the task's YAML and Python files, `SCORING`, and lmms-eval's
-    version."""
+    """Return a digest (16 hex digits) of the scoring code: the task's files, `SCORING`, and lmms-eval's version."""
     path = task_file(spec)
     digest_parts = [str(SCORING), version("lmms-eval"), _yaml_digest(path), *task_code.digests(path)]
     return hashlib.sha256(" ".join(digest_parts).encode()).hexdigest()[:16]
 
 
 def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, str]:
-    """Return file that a user's task opened while scoring -> its digest, "" for a missing file.
+    """Map each file that a user's task opened while scoring to its digest ("" for a missing file).
 
     Paths are relative to the task's YAML. Packages, caches, the dataset's rows and the store's own files are left out.
 
@@ -135,7 +135,7 @@ def confirm(spec: TaskSpec, expected: str) -> None:
     """Check that a dataset's files still have the fingerprint `expected`.
 
     Raises:
-        DataError: they do not; the run would store answers to new files under the old fingerprint.
+        DataError: the files have changed, so new answers would be stored under the old fingerprint.
     """
     if not spec.is_pages and (changed(spec) or fingerprint(spec) != expected):
         raise DataError(
@@ -220,10 +220,7 @@ class Memory:
             self.save()
 
     def look(self, doc_ids: Iterable[int]) -> set[int]:
-        """Check whether the files behind these prompts are unchanged, and put the hashes of unchanged prompts into `looked`.
-
-        Return the other documents, whose prompts must be made again.
-        """
+        """Put the hashes of prompts whose files are unchanged into `looked`, and return the other documents."""
         file_state = cache(_state)
         unknown_docs = set()
         for doc_id in doc_ids:
@@ -235,10 +232,8 @@ class Memory:
         return unknown_docs
 
     def save(self) -> None:
-        """Add new hashes to the cache file, which other processes may have extended meanwhile.
-
-        A file that cannot be written is no error: later runs then make the prompts again.
-        """
+        """Add new hashes to the cache file, which other processes may have extended. A file that cannot be written
+        is no error."""
         self._saved = time.monotonic()
         if not self.new or self.file is None:
             return
@@ -271,10 +266,7 @@ def memory_of(spec: TaskSpec) -> Memory:
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:
-    """Return True if the dataset's rows contain all its media, so that its fingerprint covers its prompts.
-
-    This is so for pages, and for tasks of lmms-eval and of this package whose media columns name no file in place of bytes.
-    """
+    """Return True if the dataset's rows contain all its media, so that its fingerprint covers its prompts."""
     if spec.is_pages:
         return True
     docs = documents(spec, None)
@@ -293,7 +285,6 @@ def _state(path: str) -> State | None:
 
 
 def _read(file: Path) -> dict[int, KnownPrompt]:
-    """Return the prompt hashes in a cache file by document; empty if the file cannot be read."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as stream:
             prompts = json.load(stream)

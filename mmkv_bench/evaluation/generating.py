@@ -103,8 +103,7 @@ def generate(
 def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, anew: bool = False) -> dict[int, str]:
     """Return document -> hash of its prompt for the present data, "" if media or fields cannot be read.
 
-    Pages contain their hashes. Prompts of other tasks are made again, without asking a model, unless they provably have not
-    changed (see fingerprints.py).
+    Prompts are made again, without asking a model, unless they provably have not changed (see fingerprints.py).
 
     limit: the documents are among the first `limit`.
     anew: check files again that this process has checked already.
@@ -120,9 +119,10 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
 
 
 def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
-    """Return the reference answer: the task's target, the first of several targets, or the choice with the target's index.
+    """Return the reference answer: the task's target, the first of several targets, or the choice with the target's
+    index.
 
-    If the target cannot be read, return None, or raise the error if the dataset needs a reference.
+    If the target cannot be read, return None, or raise if the dataset needs a reference.
     """
     try:
         target = task.doc_to_target(doc)

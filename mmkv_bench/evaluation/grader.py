@@ -81,9 +81,7 @@ class Grader:
         self._batches: dict[int, BatchGrader | None] = {}
 
     def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
-        """Yield (cell, scores) for these cells (each one method, budget and dataset) in order.
-
-        Their distinct answers are in memory together.
+        """Yield (cell, scores) for these cells in order. Their distinct answers are in memory together.
 
         Raises:
             ScoringError, DataError: as `score` does.
@@ -99,20 +97,19 @@ class Grader:
                 yield from zip(some, batch.scores([self.answers(cell) for cell in some]), strict=True)
 
     def _batch(self, limit: int) -> BatchGrader | None:
-        """Return the batch grader for cells (each one method, budget and dataset) that were asked about `limit` documents;
-        None if the cells must be scored one by one.
+        """Return the batch grader for cells that were asked about `limit` documents; None if the cells must be scored
+        one by one.
 
-        That is so if they are few, a judge scores them, or the batch grader failed its test.
+        That is so if there are few cells, a judge scores them, or the batch grader failed its test.
         """
         if limit not in self._batches:
             cells = [cell for cell, reach in self.reach.items() if reach == limit]
             is_single = len(cells) < LEAST or self.spec.name in JUDGED
-            self._batches[limit] = None if is_single else self._tested(limit, cells[0], cells[-1])
+            self._batches[limit] = None if is_single else self._batch_if_exact(limit, cells[0], cells[-1])
         return self._batches[limit]
 
-    def _tested(self, limit: int, *cells: str) -> BatchGrader | None:
-        """Return a batch grader if its scores of the given cells (each one method, budget and dataset) equal those of `score`,
-        otherwise None."""
+    def _batch_if_exact(self, limit: int, *cells: str) -> BatchGrader | None:
+        """Return a batch grader if its scores of the given cells equal those of `score`, otherwise None."""
         docs = documents(self.spec, limit)
         batch = BatchGrader(self.spec, docs, [doc_id for doc_id in self.failed if doc_id < limit])
         answers = [self.answers(cell) for cell in cells]
@@ -123,11 +120,10 @@ class Grader:
 
 
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
-    """Score the distinct answers of the cells (each one method, budget and dataset).
+    """Score the distinct answers of the cells. Return False if the cells must be scored one by one instead.
 
-    Return False if the cells must be scored one by one instead.
-
-    That is so if a score depends on several samples, or if the scorer failed (scoring one by one then shows in which cell).
+    That is so if a score depends on several samples, or if the scorer failed (scoring one by one then shows in which
+    cell).
     """
     texts: dict[int, dict[str | None, None]] = {}
     for answers in cells:
@@ -141,8 +137,10 @@ def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> boo
 
 
 class SharedReplay(Replay):
-    """A pass of the scorer over several answers per document, without aggregation. Scores are kept under the keys (doc_id, number
-    of the answer)."""
+    """A pass of the scorer over several answers per document, without aggregation.
+
+    Scores have keys (doc_id, number of the answer).
+    """
 
     def __init__(self, spec: TaskSpec, docs: Documents) -> None:
         super().__init__(spec, docs, {}, ScoringPass(JudgeAnswers(), ()))
@@ -150,9 +148,8 @@ class SharedReplay(Replay):
         self.opened = False
 
     def outcomes(self, answers: Sequence[tuple[int, str]]) -> list[Outcome] | None:
-        """Return the scorer's result for each answer (doc_id, text).
-
-        None if a score depends on several samples or a judge is asked.
+        """Return the scorer's result for each answer (doc_id, text); None if a score depends on several samples or on a
+        judge.
 
         Raises:
             ScoringError: the scorer failed.
@@ -183,8 +180,10 @@ class SharedReplay(Replay):
 
 
 class BatchGrader:
-    """Scorer of many cells of one dataset: it scores each distinct answer once and computes the cells' scores from these
-    outcomes. failed: documents whose answer failed in some cell, if known."""
+    """Scorer of many cells of one dataset, which scores each distinct answer once.
+
+    failed: documents whose answer failed in some cell, if known.
+    """
 
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
@@ -197,7 +196,7 @@ class BatchGrader:
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
         """Score the answers of `texts` (doc_id -> texts) that have no score yet. Return whether this was possible.
 
-        It is not if a score depends on several samples, or an answer is broken or belongs to no document.
+        Scoring is impossible if a score depends on several samples, or an answer is broken or belongs to no document.
         """
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):
@@ -243,8 +242,7 @@ class BatchGrader:
         ]
 
     def _rows(self, answers: Mapping[str, Answer], outcomes: Mapping[int, Outcome]) -> list[SampleScore]:
-        """Return the scores of one cell's samples, failed samples included. outcomes: doc_id -> the scorer's result for the
-        answer."""
+        """Return the scores of one cell's samples, failed samples included."""
         refs = self.docs.refs
         due = self._due([ref.doc_id for ref in refs if ref.sample_id in answers and ref.doc_id not in outcomes])
         values = {doc_id: dict(outcome.values) for doc_id, outcome in outcomes.items()}
@@ -265,8 +263,7 @@ class BatchGrader:
         return metrics_due(self.spec, self.docs, failed, ())
 
     def _aggregates(self, outcomes: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
-        """Return (metric -> lmms-eval's aggregate, metric without an aggregate -> reason) of one cell (one method, budget and
-        dataset)."""
+        """Return (metric -> lmms-eval's aggregate, metric without an aggregate -> reason) of one cell."""
         replay = self.aggregating
         returned: dict[tuple[str, str], list] = {}
         for number, name in enumerate(replay.task.filter_names):

@@ -55,7 +55,7 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def _function(node: yaml.Node) -> Callable:
-    """Return the function that a YAML node `!function` names: from a file beside the YAML, else from an importable module."""
+    """Return the function that a YAML node `!function` names, from a file beside the YAML or an importable module."""
     folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
     module_file = Path(os.path.normpath(folder / f"{module_name}.py"))
     if module_file.exists():
@@ -69,7 +69,7 @@ def _function(node: yaml.Node) -> Callable:
 
 
 class CountedDocs:
-    """Wrapper of the documents that lmms-eval's loop iterates. `current` is the position of the document that it works on."""
+    """The documents that lmms-eval's loop iterates. `current` is the position of the present document."""
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
@@ -150,8 +150,8 @@ class FetchedTask(_MessagesTask):
 class GivenTask(_MessagesTask):
     """A task made from documents that are already loaded. dataset, bare: split -> documents, with media and without.
 
-    The loop also makes a plain text of every document, which is not used. A document whose fields give no plain text must not
-    stop the dataset; it fails later as one sample, when its messages are made.
+    The loop also makes an unused plain text of every document. If this fails for a document, the text is "", and the
+    document fails later as one sample, when its messages are made.
     """
 
     building = False
@@ -247,7 +247,7 @@ class ScoringTask(GivenTask):
         return {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
 
     def close(self) -> None:
-        """Drop this task's references to the pass and to its requests, so that all are freed at once."""
+        """Drop references to the pass and to the requests, so that all are freed at once."""
         self._instances = []
         del self.score
 
@@ -273,8 +273,8 @@ class ScoringTask(GivenTask):
         return dict(output.agg_metrics)
 
     def score_answers(self, answers: Sequence[tuple[int, str]]) -> None:
-        """Score several answers (doc_id, text): filters, then the scorer with a copy of the document, as lmms-eval's loop
-        does.
+        """Score several answers (doc_id, text) as lmms-eval's loop does: filters, then the scorer with a copy of the
+        document.
 
         The function `score` gets (doc_id, number of the answer) as key.
         """
@@ -304,9 +304,10 @@ class ScoringTask(GivenTask):
 
 
 class Respondent(lmms):
-    """The model that lmms-eval calls. It passes each request to a function, in the given order or sorted by the key `order`.
+    """The model that lmms-eval calls. It passes each request to the function `answer`, sorted by the key `order` if
+    given.
 
-    An exception of that function, KeyboardInterrupt included, ends the loop; `raised` recognises that exception.
+    An exception of that function, KeyboardInterrupt included, ends the loop; `raised` recognises the exception.
     """
 
     is_simple = False  # the chat form: requests carry messages
@@ -332,7 +333,6 @@ class Respondent(lmms):
             raise
 
     def raised(self, error: BaseException) -> bool:
-        """Return True if the exception came from the answering function."""
         return error is self.interruption
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
@@ -363,12 +363,11 @@ def quiet() -> Iterator[Callable[[], Any]]:
 
 
 def run_loop(task: ConfigurableMessagesTask, respondent: Respondent, limit: int) -> dict[str, Any]:
-    """Run lmms-eval's evaluation loop over one task: requests, answers, filters, scores, aggregates.
+    """Run lmms-eval's evaluation loop over one task, and return its report: aggregates by "metric,filter" and further
+    facts.
 
-    Return its report on the task, a dict of aggregates by "metric,filter" and further facts.
-
-    This calls `evaluate` and not `simple_evaluate`, which replaces functions of other libraries, starts git, and scores in
-    four threads with one shared random generator.
+    `simple_evaluate` is not used: it replaces functions of other libraries, starts git, and scores in four threads with
+    one shared random generator.
     """
     name = task.config.task
     task.set_config("num_fewshot", task.config.num_fewshot or 0)

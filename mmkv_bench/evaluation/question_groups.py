@@ -34,11 +34,11 @@ def lists_texts(spec: TaskSpec, docs: datasets.Dataset) -> bool:
 
 
 def check_order(spec: TaskSpec, docs: datasets.Dataset, refs: Sequence[SampleRef]) -> None:
-    """Check that the questions that a document lists are asked by consecutive samples, in the order of the list.
+    """Check that consecutive samples ask the questions that a document lists, in the order of the list.
 
     Raises:
         MissingDataError: the samples are not numbered.
-        DataError: another order, documents with different numbers of questions, or without any.
+        DataError: another order, or documents with different numbers of questions or none.
     """
     if not lists_texts(spec, docs):
         return
@@ -73,14 +73,13 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
     """Check that a dataset with several questions per document has the fields that the protocols need.
 
     Args:
-        spec: the task.
         bare: the dataset's documents without media.
         count: the number of samples of the run; None: all.
         names: the names of the protocols.
 
     Raises:
-        ConfigError: a field is missing by which a protocol scores entries, or the first `count` samples end within a document
-            whose questions are listed.
+        ConfigError: a field is missing by which a protocol scores entries, or the first `count` samples end within a
+            document whose questions are listed.
     """
     for name in names:
         known_questions = protocol(name).knows
@@ -101,8 +100,9 @@ def check_questions(spec: TaskSpec, bare: datasets.Dataset, count: int | None, n
 
 
 class QuestionGroups:
-    """Groups of samples that ask about the same document. Samples beyond a run's limit are included, so that what is compressed
-    for a document does not depend on the limit.
+    """Groups of samples that ask about the same document.
+
+    Samples beyond a run's limit are included, so that the compression of a document does not depend on the limit.
 
     Args:
         spec: a task with a `questions_key`.
@@ -135,7 +135,9 @@ class QuestionGroups:
             DataError: the sample's question differs from the one in the document's list, or cannot be put behind its document;
                 or text before the end of the document differs between its samples.
         """
-        document_questions = self._listed(ref) if self.listed else self._grouped(ref, messages, context, messages_of)
+        document_questions = (
+            self._from_list(ref) if self.listed else self._from_group(ref, messages, context, messages_of)
+        )
         if with_question(messages, context, document_questions.texts[document_questions.number]) != list(messages):
             raise DataError(
                 f"sample {ref.sample_id} should ask question {document_questions.number} of its document, "
@@ -144,7 +146,7 @@ class QuestionGroups:
             )
         return document_questions
 
-    def _listed(self, ref: SampleRef) -> DocumentQuestions:
+    def _from_list(self, ref: SampleRef) -> DocumentQuestions:
         row = self.bare[ref.doc_id]
         texts, question_number = tuple(row[self.spec.questions_key]), int(row["question_number"])
         first_doc_id = ref.doc_id - question_number
@@ -152,7 +154,7 @@ class QuestionGroups:
         rewordings = tuple(row.get("paraphrases") or ()), str(row.get("generic") or "")
         return DocumentQuestions(ref.cluster, question_number, first_doc_id // len(texts), texts, names, *rewordings)
 
-    def _grouped(
+    def _from_group(
         self, ref: SampleRef, messages: Messages, context: str, messages_of: Callable[[int], Messages]
     ) -> DocumentQuestions:
         position, members = self.groups[ref.doc_id]
@@ -179,10 +181,8 @@ class QuestionGroups:
 
 
 def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Return doc_id -> (number of the group, doc_ids of its samples), both in the order of the dataset.
-
-    Samples with an equal value of the column `key` form a group.
-    """
+    """Group samples by equal values of the column `key`. Return doc_id -> (number of the group, doc_ids of its
+    samples)."""
     key_column = docs.select_columns([key]).with_format("arrow")
     members: dict[str, list[int]] = {}
     for doc_id in range(len(docs)):
@@ -191,7 +191,6 @@ def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int,
 
 
 def _digest(value: Any) -> str:
-    """Return a digest of a field: of the bytes of media, else of the value."""
     if isinstance(value, Mapping) and value.get("bytes"):
         return hashlib.sha256(value["bytes"]).hexdigest()
     if isinstance(value, list):

@@ -77,8 +77,7 @@ class Replay:
         return aggregates
 
     def close(self) -> None:
-        """Drop the task. It and this object refer to each other, so Python would otherwise free both, with all answers, only
-        late."""
+        """Drop the task, which refers to this object, so that Python frees both, with all answers, at once."""
         self.task.close()
         del self.task
 
@@ -205,11 +204,8 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """Return the documents that this cell (one method, budget and dataset) was not asked about; an empty range unless
-        `kinds` has CIDEr.
-
-        CIDEr needs their references, because its document frequencies cover the whole dataset.
-        """
+        """Return the documents that this cell was not asked about, if `kinds` has CIDEr: its document frequencies cover
+        the whole dataset."""
         count = len(self.docs.refs)
         return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 
@@ -237,7 +233,8 @@ class Replay:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
     def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
-        """Return metric -> number in lmms-eval's report. The reasons why other metrics have none are put into `unaggregated`."""
+        """Return metric -> number in lmms-eval's report, and put the reasons of metrics without a number into
+        `unaggregated`."""
         numeric_aggregates = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
@@ -255,10 +252,10 @@ class Replay:
 
 
 def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
-    """Add `parse_failed` 0 to all other samples if one sample has `parse_failed`, so that every sample has the metric.
+    """If any sample has `parse_failed`, add the value 0 to all other samples. values: doc_id -> metric -> score,
+    changed in place.
 
-    values: doc_id -> metric -> score; changed in place.
-    unheard: documents whose choice a judge should have read.
+    unheard: documents whose choice a judge should have read; these get no value.
     """
     for name in [name for name in set().union(*values.values()) if name.startswith(task_scorer.PARSE_FAILED)]:
         for doc_id, scores in values.items():
@@ -270,8 +267,8 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
 def scorer_surroundings(spec: TaskSpec) -> Iterator[ModuleType]:
     """Context manager in which a task's scorer may run. It yields the module `lmms_eval_loop`.
 
-    Inside, nothing is printed, the scorer's environment variables are set, and the working folder is temporary (some tasks
-    write files when they aggregate). The state of the random generators is restored afterwards.
+    Nothing is printed, the scorer's environment variables are set, and the working folder is temporary. The state of
+    the random generators is restored afterwards.
     """
     module = lmms_eval(spec.offline)
     with (

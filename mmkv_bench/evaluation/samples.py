@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 
 class SampleRef(NamedTuple):
-    """Reference to a sample, without its content. doc_id: position in the dataset, from 0. cluster: the unit of statistics to
-    which it belongs."""
+    """Reference to a sample, without its content. doc_id: position in the dataset, from 0. cluster: its unit of
+    statistics."""
 
     doc_id: int
     sample_id: str

@@ -28,8 +28,7 @@ def metrics_due(
 ) -> dict[int, list[str]]:
     """Return document -> metrics that the scorer returns for an empty answer.
 
-    The scorer runs in a separate pass, whose scores are dropped; no judge is asked. If it needs a real answer or a judge, the
-    list is empty.
+    The scorer runs in a separate pass without a judge. If the scorer needs a real answer or a judge, the list is empty.
     """
     empty_answers = dict.fromkeys(doc_ids, "")
     if not empty_answers:
@@ -45,7 +44,7 @@ Lost = dict[int, dict[str, str]]
 """For each document and metric that is not judged: the reason ({doc_id: {metric: reason}})."""
 
 
-def take_back(
+def remove_unjudged_scores(
     scoring_pass: ScoringPass,
     values: dict[int, dict[str, float]],
     metrics: Callable[[int], Sequence[str]],
@@ -60,7 +59,7 @@ def take_back(
     kept: a metric whose scores stay, because no judge decides them.
     """
     reasons_by_owner: Lost = {}
-    for owner in unheard(scoring_pass):
+    for owner in unjudged_samples(scoring_pass):
         wanted_metrics = metrics(owner)
         scores, reasons_of_owner = values.setdefault(owner, {}), reasons_by_owner.setdefault(owner, {})
         for metric, why in scoring_pass.unanswered.get(owner, {}).items():
@@ -79,15 +78,16 @@ def take_back(
     return reasons_by_owner
 
 
-def unheard(scoring_pass: ScoringPass) -> list[int]:
+def unjudged_samples(scoring_pass: ScoringPass) -> list[int]:
     """Return the doc_ids of samples with a question that the judge did not answer."""
     return sorted(owner for owner in {*scoring_pass.unanswered, *scoring_pass.refused} if owner is not None)
 
 
 def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
-    """Return metric -> `not judged: ...`, for each metric that lacks a judge's answer, in a sample or in lmms-eval's aggregation.
+    """Return metric -> `not judged: ...`, for each metric that lacks a judge's answer in a sample or in an aggregation.
 
-    lost: doc_id -> metric -> reason. samples: number of all samples. aggregated: names of the aggregated metrics."""
+    lost: doc_id -> metric -> reason. samples: number of all samples. aggregated: names of the aggregated metrics.
+    """
     reason_by_name: dict[str, str] = {}
     for name in dict.fromkeys(name for gone in lost.values() for name in gone):
         reasons_of_name = [gone[name] for gone in lost.values() if name in gone]
@@ -102,7 +102,7 @@ def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Ite
 def judged_by(
     scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
 ) -> dict[str, JudgedBy]:
-    """Return metric -> the judge that scored it. Metrics without an answered question are left out.
+    """Return metric -> the judge that scored it, for metrics with an answered question.
 
     names: the metrics. prompts: metric (None: all metrics) -> digest of the judge's prompts.
     """
@@ -159,16 +159,16 @@ def score(
         lambda scoring_pass: _pass(spec, docs, texts, scoring_pass, with_aggregates=incomplete_reason is None),
     )
     failed_docs = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]
-    metrics_of_failed = metrics_due(spec, docs, [*failed_docs, *unheard(scoring_pass)], scoring_pass.judged)
-    listed_metrics = list(spec.metrics) or _listed(spec) or _scored(replay.values)
-    taken_back = take_back(
+    metrics_of_failed = metrics_due(spec, docs, [*failed_docs, *unjudged_samples(scoring_pass)], scoring_pass.judged)
+    listed_metrics = list(spec.metrics) or _yaml_metrics(spec) or _metric_names(replay.values)
+    taken_back = remove_unjudged_scores(
         scoring_pass,
         replay.values,
         lambda doc_id: list(dict.fromkeys([*listed_metrics, *metrics_of_failed[doc_id]])),
         kept=PARSE_FAILED,
     )
     not_judged = reasons(scoring_pass, taken_back, len(texts), aggregate)
-    metric_names = dict.fromkeys([*aggregate, *_scored(replay.values)])
+    metric_names = dict.fromkeys([*aggregate, *_metric_names(replay.values)])
     return CellScores(
         samples=rows_of(
             spec, docs, answers, replay.values, replay.parts, taken_back, metrics_of_failed, parts_of_nothing(spec)
@@ -201,8 +201,7 @@ _PROMPTS: dict[tuple[str, int], dict[str | None, str]] = {}
 def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict[str | None, str]:
     """Return metric (None: all metrics) -> digest of the judge's prompts; empty if no judge was asked.
 
-    The prompts are the questions about the dataset's first two documents, with a fixed text in place of the answers. So the
-    digests depend on the prompts and not on the answers.
+    The digests cover the questions about the dataset's first two documents, with a fixed text in place of the answers.
     """
     if not any(asked.answered for asked in scoring_pass.asked):
         return {}
@@ -274,7 +273,9 @@ def rows_of(
     nothing: metric -> parts of a sample without a score, used if `parts` has none for the sample.
     """
     rows: list[SampleScore] = []
-    headline_metrics = list(spec.metrics) or _scored(values) or _listed(spec)  # a failed sample gets rows of these
+    headline_metrics = (
+        list(spec.metrics) or _metric_names(values) or _yaml_metrics(spec)
+    )  # a failed sample gets rows of these
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
@@ -295,19 +296,15 @@ def rows_of(
 
 
 def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
-    """Return metric -> numbers (`parts`) of a sample without a score, for metrics that are computed from sums over samples.
-
-    They are `metadata.parts_of_nothing` of the task's YAML.
-    """
+    """Return metric -> `parts` of a sample without a score (`metadata.parts_of_nothing` of the task's YAML)."""
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     parts_by_metric = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
     return {metric: tuple(map(float, parts)) for metric, parts in (parts_by_metric or {}).items()}
 
 
-def _listed(spec: TaskSpec) -> list[str]:
-    """Return the names of the metrics in `metric_list` of the task's YAML."""
+def _yaml_metrics(spec: TaskSpec) -> list[str]:
     return [str(entry["metric"]) for entry in task_config(spec).get("metric_list") or []]
 
 
-def _scored(values: Mapping[int, Mapping[str, float]]) -> list[str]:
+def _metric_names(values: Mapping[int, Mapping[str, float]]) -> list[str]:
     return list(dict.fromkeys(metric for scores in values.values() for metric in scores))

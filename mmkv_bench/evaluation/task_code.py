@@ -50,18 +50,15 @@ ANY = "*"  # stands for names that are not in the code's text
 
 
 def digests(path: Path) -> list[str]:
-    """Return digests of all code that a task's YAML files (with includes) can reach; none for tasks of lmms-eval.
-
-    The code is: files in the YAML's folder, packages below it that they import, and other modules that are not installed
-    packages. lmms-eval's version identifies the code of its own tasks.
-    """
-    names = {item for folder in folders(path) for item in _reached(folder).items()}
+    """Return digests of all code that a task's YAML files (with includes) can reach (see `_reachable_code`); none for
+    lmms-eval's tasks."""
+    names = {item for folder in folders(path) for item in _reachable_code(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
 
 def files(path: Path) -> list[Path]:
     """Return the YAML and Python files of a task, sorted, without lmms-eval's own."""
-    code = {file for folder in folders(path) for file in _reached(folder).values()}
+    code = {file for folder in folders(path) for file in _reachable_code(folder).values()}
     return sorted(code | {file for file in _yaml(path) if not shipped(file)})
 
 
@@ -81,7 +78,7 @@ def folders(path: Path) -> set[Path]:
     return {file.resolve().parent for file in _yaml(path) if not shipped(file)}
 
 
-def _reached(folder: Path) -> dict[str, Path]:
+def _reachable_code(folder: Path) -> dict[str, Path]:
     """Return name -> code file, for all files that a task in `folder` can reach.
 
     These are files in the folder, packages below it that they import, and other modules that are not installed packages. Call
@@ -98,13 +95,13 @@ def _reached(folder: Path) -> dict[str, Path]:
         names = (imports | (subfolders if ANY in imports else set())) - visited_modules
         visited_modules |= names
         for name in names:
-            new_files = _modules(name, folder / name) if name in subfolders else _elsewhere(name)
+            new_files = _modules(name, folder / name) if name in subfolders else _external_module(name)
             files |= new_files
             files_to_read += new_files.values()
     return files
 
 
-def _elsewhere(name: str) -> dict[str, Path]:
+def _external_module(name: str) -> dict[str, Path]:
     if name in _KNOWN_MODULES:
         return {}
     try:
@@ -122,10 +119,7 @@ def _elsewhere(name: str) -> dict[str, Path]:
 
 
 def _modules(name: str, package: Path) -> dict[str, Path]:
-    """Return the importable files (`SUFFIXES`) of a package, by name.
-
-    Links to folders are followed; hidden folders and `__pycache__` are left out.
-    """
+    """Return the importable files (`SUFFIXES`) of a package by name, without hidden folders and `__pycache__`."""
     modules, visited_folders = dict[str, Path](), set[str]()
     for place, below, names in os.walk(package, followlinks=True):
         if (real_path := os.path.realpath(place)) in visited_folders:
@@ -173,14 +167,14 @@ class SourceOnly(SourceFileLoader):
 
 @lru_cache(maxsize=256)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Return the compiled source, cached because a task's module is executed anew for each function that its YAML names."""
+    """Compile a source. Cached, because a task's module is executed anew for each function that its YAML names."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
 def executed(name: str, file: Path, source_only: bool) -> ModuleType:
     """Execute a file as a module and return the module, without an entry in `sys.modules`.
 
-    Exceptions of its code pass unchanged. source_only: read and write no bytecode.
+    source_only: read and write no bytecode.
     """
     loader = SourceOnly(name, str(file)) if source_only else SourceFileLoader(name, str(file))
     spec = spec_from_file_location(name, file, loader=loader)
@@ -191,9 +185,10 @@ def executed(name: str, file: Path, source_only: bool) -> ModuleType:
 
 
 def import_from_source(folders: Iterable[Path]) -> None:
-    """Make Python import modules below a task's folders, or elsewhere outside of installed packages, from their sources.
+    """Make this process import modules in a task's folders, or elsewhere outside of installed packages, from their
+    sources.
 
-    This lasts for the whole process, because a task's code imports some modules only when a prompt is made.
+    The effect is permanent, because a task's code imports some modules only when a prompt is made.
     """
     new_folders = {folder.resolve() for folder in folders} - _folders
     if not new_folders:
@@ -206,7 +201,7 @@ def import_from_source(folders: Iterable[Path]) -> None:
 
 
 def _finder(place: str) -> FileFinder:
-    """Return a finder that imports a folder's modules from their sources, for use as a hook of `sys.path_hooks`.
+    """Return a finder that imports a folder's modules from their sources (a hook of `sys.path_hooks`).
 
     Raises:
         ImportError: the folder contains no task's code, so that Python's own finder is used.
@@ -224,12 +219,12 @@ def _finder(place: str) -> FileFinder:
 def _of_task(place: str) -> bool:
     """Return True if modules in a folder may be a task's code, which no version number identifies."""
     path = Path(place).resolve()
-    if any(path.is_relative_to(folder) and _own(path.relative_to(folder)) for folder in _folders):
+    if any(path.is_relative_to(folder) and _outside_packages(path.relative_to(folder)) for folder in _folders):
         return path.is_dir()
-    return path.is_dir() and _own(path) and not is_installed(path)
+    return path.is_dir() and _outside_packages(path) and not is_installed(path)
 
 
-def _own(path: Path) -> bool:
+def _outside_packages(path: Path) -> bool:
     return _PACKAGE_FOLDERS.isdisjoint(path.parts)
 
 

@@ -36,10 +36,10 @@ BESIDE = {"vstar_direct_attributes_acc", "vstar_relative_position_acc"}
 
 
 def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | None:
-    """Return the sample's score from a scorer's value; None for a metric that exists only over many samples.
+    """Return the sample's score from a scorer's value; None for captions, submissions and other metrics over many
+    samples.
 
-    Such metrics are captions and submissions. A registered extractor is used first. Otherwise the value itself is the score,
-    or `score` of a dict.
+    A registered extractor is used first. Otherwise the value itself is the score, or `score` of a dict.
     """
     return EXTRACTORS[metric](value, aggregation) if metric in EXTRACTORS else plain_value(value)
 
@@ -55,9 +55,10 @@ def plain_value(value: Any) -> float | None:
 
 
 def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
-    """Return a sample's score computed by the metric's aggregation over this sample alone.
+    """Return the metric's aggregation over this sample alone.
 
-    This is for metrics that are the mean of right answers, whose value contains only prediction and answer.
+    This is the sample's score if a metric is the mean of right answers and its value contains only prediction and
+    answer.
     """
     assert aggregation is not None, "these metrics are in lmms-eval's lists"
     options = {"args": None} if "args" in inspect.signature(aggregation).parameters else {}
@@ -174,8 +175,6 @@ def tells_right_only(metrics: Mapping[str, Any]) -> bool:
 def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
     """Return True if an answer is wrong whichever choice is declared right, so that the scorer found no choice in it.
 
-    This is the only way to know for the metrics of `tells_right_only`.
-
     again: scores the same answer again, with columns of the document replaced.
     """
     if metrics["average"]["gpt_score"]:
@@ -250,8 +249,8 @@ def may_draw(scorer: Any) -> bool:
 
 
 def _walk(scorer: Any, visit: Callable[[Any, set[str]], Iterable[Any]]) -> None:
-    """Call `visit(function, global names in its code)` for `scorer` and then for every function or class that a call yields,
-    each once."""
+    """Call `visit(function, global names in its code)` once for `scorer` and for every function or class that a call
+    yields."""
     functions_to_read, visited_functions = [scorer], set()
     while functions_to_read:
         function = functions_to_read.pop()

@@ -81,9 +81,9 @@ def address_of(url: str) -> str:
 class Endpoint:
     """Client of the endpoint `<url>/chat/completions`. The key never appears in a message or reply.
 
-    gone: the reason why the client has stopped asking, or None. It stops if the endpoint refuses the key or the model, if the
-    endpoint never answered and one question has no attempts left, or if `LOST_IN_A_ROW` questions in a row failed. Unreadable
-    answers and refusals of one question do not count.
+    gone: the reason why the client has stopped asking, or None. It stops if the endpoint refuses the key or the model,
+    if the endpoint never answered and one question has no attempts left, or if `LOST_IN_A_ROW` questions in a row
+    failed. Unreadable answers and refusals of one question do not count as failures.
     """
 
     def __init__(self, settings: Judge) -> None:
@@ -157,11 +157,7 @@ class Endpoint:
         return failure
 
     async def _ask(self, client: httpx.AsyncClient, question: Question) -> Reply:
-        """Send a question once and return the reply.
-
-        Raises:
-            Failure: no usable reply.
-        """
+        """Send a question once and return the reply. Raises Failure without a usable reply."""
         import httpx
 
         settings, key = self.settings, self._key()
@@ -227,15 +223,12 @@ class Endpoint:
         return Failure(message, alone=code in OF_THE_QUESTION)
 
     def _hide(self, text: str) -> str:
-        """Return the text with the key removed in every encoding.
-
-        Placeholder keys (`EMPTY`) stay: they are not secret and may be words of an answer.
-        """
+        """Remove the key in every encoding from a text. Placeholder keys (`EMPTY`) stay, because they may be words
+        of an answer."""
         key = self._stated_key()
         return without_secrets(text, [key]) if key else text
 
     def _stated_key(self) -> str | None:
-        """Return the key from the environment variable in the settings. It is stored nowhere else."""
         name = self.settings.key_env
         return (os.environ.get(name) or "").strip() or None if name else None
 
@@ -269,8 +262,8 @@ def _checksum(record: Mapping[str, Any]) -> str:
 
 
 class AnswerCache:
-    """A cache of answers in files `<folder>/<first two digits>/<digest>.json`. Any number of processes may use it; a file is
-    complete or absent.
+    """Answers in files `<folder>/<first two digits>/<digest>.json`, complete or absent. Several processes may share the
+    folder.
 
     address: address of the endpoint that gave the answers (`address_of`).
     """
@@ -280,10 +273,10 @@ class AnswerCache:
         self.model, self.address = model, address
 
     def get(self, question: Question) -> str | None:
-        """Return the cached answer to a question; None if there is none or it is unusable.
+        """Return the cached answer to a question; None without a usable one.
 
-        It is unusable if its file is unreadable or fails its checksum (older files have none), or if the scorer cannot read
-        it.
+        A file is unusable if it cannot be read or fails its checksum (older files have none), or if the scorer cannot
+        read the answer.
         """
         try:
             record = json.loads(self._file(question).read_text(encoding="utf-8"))
@@ -295,11 +288,7 @@ class AnswerCache:
         return answer if isinstance(answer, str) and question.readable(answer) else None
 
     def put(self, question: Question, reply: Reply) -> None:
-        """Store an answer with its question.
-
-        Raises:
-            StoreError: the folder cannot be written.
-        """
+        """Store an answer with its question. Raises StoreError if the folder cannot be written."""
         file = self._file(question)
         record: dict[str, Any] = {
             "model": self.model,
@@ -355,7 +344,6 @@ class JudgeAnswers:
         return self._endpoint.gone if self._endpoint else None
 
     def as_asked(self, question: Question) -> Question:
-        """Return the question with the temperature of the settings, if they have one."""
         temperature = self.settings.temperature if self.settings else None
         return question if temperature is None else replace(question, temperature=float(temperature))
 
@@ -363,7 +351,8 @@ class JudgeAnswers:
         """Return the stored answer to a question.
 
         Raises:
-            JudgeError: there is none. The question is noted for the next `fetch`, unless there is no judge or it failed before.
+            JudgeError: there is no answer. The next `fetch` asks the question, unless there is no judge or an earlier
+                `fetch` failed.
         """
         if self._endpoint is None:
             raise JudgeError("no judge was asked (judge=none)")
@@ -398,7 +387,7 @@ class JudgeAnswers:
             self._cache.put(question, reply)
 
     def summary(self, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a text on the run's questions to the judge and on metrics that are not judged; None if it would be empty.
+        """Return a text on the run's questions to the judge and on metrics that are not judged; None without either.
 
         metrics: the `metrics` rows of the run's cells.
         """
@@ -430,11 +419,7 @@ def not_judged(row: Mapping[str, Any]) -> bool:
 
 
 def check_judge(judge: Judge) -> None:
-    """Check the settings of a judge.
-
-    Raises:
-        ConfigError: a setting has an impossible value.
-    """
+    """Raise ConfigError if settings of a judge contradict each other or its address contains a password."""
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
             "judge.url or judge.model is set, but judge=none asks no judge; allowed: judge=local or "

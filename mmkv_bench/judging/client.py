@@ -70,7 +70,7 @@ class ScoringPass:
 
     @contextmanager
     def of(self, owners: Iterable[Owner]) -> Iterator[None]:
-        """Context manager: questions that are asked inside it belong to the samples `owners`."""
+        """Context manager: questions asked inside it belong to the samples `owners`."""
         outer_owners, self._owners = self._owners, tuple(owners)
         try:
             yield
@@ -78,7 +78,7 @@ class ScoringPass:
             self._owners = outer_owners
 
     def lacks(self, owner: Owner) -> bool:
-        """Return True if a question of this sample had no answer. An exception of its scorer is then not an error."""
+        """Return True if a question of this sample had no answer, so that an exception of its scorer is no error."""
         return owner in self.unanswered or owner in self.refused
 
     def answer(self, question: Question, example: str | None = None) -> str:
@@ -97,10 +97,8 @@ class ScoringPass:
             raise
 
     def fill(self, question: Question) -> str:
-        """Return the judge's answer, for lmms-eval's scorers, which cannot handle a missing answer.
-
-        Without an answer, return a filler text and record that the sample's score is worthless.
-        """
+        """Return the judge's answer, for lmms-eval's scorers. Without one, return `FILLER` and note that the score
+        is worthless."""
         metric = None
         if (judged_metric := metric_of(self.judged, question)) is not None:
             metric, question = judged_metric.metric, replace(question, readable=judged_metric.readable)
@@ -123,7 +121,8 @@ class ScoringPass:
 
 
 class Probe(ScoringPass):
-    """A pass without a judge that only records the questions that a scorer asks, until the scorer needs a real answer."""
+    """A pass without a judge, which only records the questions that a scorer asks, until the scorer needs a real
+    answer."""
 
     def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
         super().__init__(JudgeAnswers(), judged)
@@ -149,7 +148,7 @@ _OPEN_PASSES: list[
 
 @contextmanager
 def asking(scoring_pass: ScoringPass) -> Iterator[None]:
-    """Context manager: questions of `ask`, `ask_all` and the proxy inside it go to this scoring pass."""
+    """Context manager: questions inside it (of `ask`, `ask_all` and the proxy) go to this scoring pass."""
     _OPEN_PASSES.append(scoring_pass)
     try:
         yield
@@ -210,12 +209,11 @@ ROUNDS = 12  # a scorer whose questions each depend on the answer before needs o
 def in_rounds(
     task: str, answers: JudgeAnswers, one_pass: Callable[[ScoringPass], Result]
 ) -> tuple[Result, ScoringPass]:
-    """Run a scorer repeatedly until it asks no new question. Return (last result, pass of that result).
+    """Run a scorer until it asks no new question, at most `ROUNDS` times. Return (last result, pass of that result).
 
-    A task without a judge has one pass. After `ROUNDS` passes the scorer is stopped, and samples with new questions are not
-    judged.
+    Samples with questions that are then still new are not judged.
 
-    task: name of the task. answers: answers of the judge. one_pass: function that runs the scorer in a pass.
+    one_pass: function that runs the scorer in a pass.
     """
     passes_done = 0
     while True:
@@ -263,12 +261,11 @@ class Proxy(socketserver.ThreadingTCPServer):
 
 @cache
 def proxy() -> Proxy:
-    """Return this process's local server that scorers use in place of OpenAI."""
     return Proxy()
 
 
 def task_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Return environment variables by which a task's code uses the local proxy as its judge, without a real key.
+    """Return environment variables that make the local proxy the judge of a task's code, without a real key.
 
     environment: the process's environment, for its list of hosts without an HTTP proxy.
     """

@@ -30,7 +30,6 @@ class JudgeError(MMKVError):
 
 
 def not_blank(text: str) -> bool:
-    """Return True if an answer has any text."""
     return bool(text.strip())
 
 
@@ -57,16 +56,13 @@ class Question:
         max_tokens: int = 1024,
         readable: Readable = not_blank,
     ) -> Question:
-        """Return a question made from one user prompt or from chat messages. readable: function that returns whether an answer
-        is usable."""
+        """Make a question from one user prompt or from chat messages. readable: whether an answer is usable."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         return cls(tuple(messages), float(temperature), int(max_tokens), readable)
 
     def digest(self, model: str, address: str) -> str:
-        """Return the sha256 of a question to a model. Equal questions have equal digests.
-
-        It covers the model's id, the endpoint's address, the messages, the temperature and max_tokens.
-        """
+        """Return the sha256 (hex) of the model's id, the endpoint's address, the messages, the temperature and
+        max_tokens."""
         return _sha256([model, address, list(self.messages), self.temperature, self.max_tokens])
 
     def text(self, of: int | None = None) -> str:
@@ -108,9 +104,9 @@ class JudgedMetric:
 
 
 def metric_of(judged: tuple[JudgedMetric, ...], question: Question) -> JudgedMetric | None:
-    """Return the metric of `judged` that asks this question; None if none does.
+    """Return the metric whose `mark` is in the question's first message; None without one.
 
-    A metric is recognised by its `mark` in the first message. Later messages may contain the mark as part of a model's answer.
+    Later messages may contain a mark as part of a model's answer.
     """
     instructions = question.text(of=1)
     return next((metric for metric in judged if metric.mark in instructions), None)
@@ -139,8 +135,7 @@ def points(text: str) -> bool:
 
 
 def option_letter(text: str) -> bool:
-    """Return True if a judge's reply to a WorldQA question with choices is one letter from A to E. E means none of the
-    choices."""
+    """Return True if a WorldQA judge's reply is one letter from A to E, where E means none of the choices."""
     return re.fullmatch(r"[A-E]", text.strip(), re.IGNORECASE) is not None
 
 
@@ -179,9 +174,8 @@ PAIRED = {"gpt_eval_score_consistency": "video_name"}
 
 
 def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
-    """Return the pairs of documents, by number, that lmms-eval forms.
-
-    Each document is paired with the next unpaired one of its video. A document without a partner is in no pair.
+    """Return the pairs of documents, by number, that lmms-eval forms: each document with the next unpaired one of its
+    video.
 
     fields: the video of each document in order.
     """
@@ -196,7 +190,7 @@ def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def pair_score(first: Mapping[str, Any], second: Mapping[str, Any], aggregation: Callable[..., Any]) -> float:
-    """Return the score of two samples together, computed by the task's own aggregation, which writes files into the working
+    """Return the score of a pair of samples by the task's own aggregation, which may write files into the working
     folder."""
     values = [copy.deepcopy(dict(first)), copy.deepcopy(dict(second))]  # the aggregation changes its arguments
     return float(aggregation(values, args=argparse.Namespace(output_path=".")))

@@ -29,10 +29,8 @@ SIDES = {"pages": 448, "frames": 224}
 
 
 def language_model(gguf: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return configuration and float32 weights of SmolLM2, with the names of LlamaForCausalLM. Reading takes about 30 s.
-
-    gguf: SmolLM2's file.
-    """
+    """Read SmolLM2's GGUF file (about 30 s). Return configuration and float32 weights, with the names of
+    LlamaForCausalLM."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -65,7 +63,7 @@ def blank_reader(base: tuple[dict[str, Any], dict[str, Any]]) -> Any:
 
 
 def tower_weights(model: Any) -> dict[str, Any]:
-    """Return the parameters of vision tower and connector by name. They are not copied."""
+    """Return the parameters of vision tower and connector by name, not copied."""
     return {
         name: value
         for name, value in model.named_parameters()

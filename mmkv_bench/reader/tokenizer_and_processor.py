@@ -36,7 +36,7 @@ TEMPLATE = (
 
 
 def tokenizer(gguf: Path) -> Any:
-    """Return SmolLM2's tokenizer from its GGUF file, with spare special tokens renamed for SmolVLM's processor (`RENAMED`)."""
+    """Return SmolLM2's tokenizer from its GGUF file, with the tokens `RENAMED`."""
     from transformers import AutoTokenizer
 
     original_tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
@@ -48,7 +48,7 @@ def tokenizer(gguf: Path) -> Any:
 
 
 def tokenizer_from(state: str) -> Any:
-    """Return the tokenizer that a tokenizer.json describes. state: text of the file, made by `tokenizer`."""
+    """Return the tokenizer of the text of a tokenizer.json that `tokenizer` made."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -62,10 +62,7 @@ def tokenizer_from(state: str) -> Any:
 
 
 def processor(words: Any, side: int) -> Any:
-    """Return transformers' SmolVLMProcessor for pictures and frames of `side` x `side` pixels. A processor has one size.
-
-    words: the tokenizer.
-    """
+    """Return transformers' SmolVLMProcessor for pictures and frames of `side` x `side` pixels. words: the tokenizer."""
     from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor
 
     size = {"longest_edge": side}

@@ -19,9 +19,9 @@ SHIPPED = {
 
 @cache
 def typefaces(split: str, folder: str | None = None) -> list[str]:
-    """Return the font files of a split, sorted by name.
+    """Return the font files of a split (`train`, `dev` or `test`).
 
-    split: `train`, `dev` or `test`. folder: the folder of training's typefaces, only for `train`.
+    folder: the folder of training's typefaces, only for `train`.
 
     Raises:
         FileNotFoundError: the folder has no fonts.

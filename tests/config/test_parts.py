@@ -12,7 +12,7 @@ import yaml
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.files import conf_dir, content, options
-from mmkv_bench.config.method_parts import FOLDERS, REQUIRED, defaults, expanded, part_classes, taken_by
+from mmkv_bench.config.method_parts import FOLDERS, REQUIRED, defaults, expanded, part_classes, part_parameters
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.node import under_reading
 from tests.each import each
@@ -110,7 +110,7 @@ def test_what_is_read_of_a_class_is_what_the_class_has():
 def test_a_method_file_repeats_no_default_unless_it_has_something_to_say_about_it():
     for name in options("method"):
         text = (conf_dir() / "method" / f"{name}.yaml").read_text()
-        given, taken = yaml.safe_load(text), taken_by(content("method", name))
+        given, taken = yaml.safe_load(text), part_parameters(content("method", name))
         for parameter, (target, argument) in taken.items():
             default = defaults(target)[argument]
             if parameter in given and json.dumps(given[parameter]) == json.dumps(default):
@@ -119,7 +119,7 @@ def test_a_method_file_repeats_no_default_unless_it_has_something_to_say_about_i
 
 def test_every_parameter_of_every_part_is_explained_and_pointers_are_followed():
     for name in options("method"):
-        for target, argument in taken_by(content("method", name)).values():
+        for target, argument in part_parameters(content("method", name)).values():
             said = meaning(target, argument)
             assert said and not said.startswith("see "), (target, argument)
     quota = part_classes("selector")["modality_quota"]
