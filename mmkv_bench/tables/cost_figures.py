@@ -139,7 +139,9 @@ def _intervals(
     points: (prompt length, cost, table) of each point. size: unit of the axis. number, lines: position of the line in the
         panel, and number of lines.
     """
-    interval_ends = [(tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low and e.high]
+    interval_ends = [
+        (tokens, e.low / size, e.high / size) for tokens, e, _ in points if e.low is not None and e.high is not None
+    ]
     if interval_ends and lines <= _MOST_BANDS:
         band(axes, interval_ends, colour)
     elif interval_ends:

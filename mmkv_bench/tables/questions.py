@@ -21,7 +21,7 @@ import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import NO_INTERVAL, Interval, intervals
-from mmkv_bench.statistics.metric_kinds import FIDELITY, lower_is_better
+from mmkv_bench.statistics.metric_kinds import FIDELITY, is_share, lower_is_better
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.figure import COLOURS, GREY, Look, canvas, legend_below, plain, point_style, small_print
 from mmkv_bench.tables.stored_rows import check_names
@@ -178,7 +178,9 @@ def by_place(scores: pd.DataFrame) -> pd.DataFrame:
             value = line[columns].bfill(axis=1).iloc[:, 0]
             for place, rows in line.assign(value=value).dropna(subset=["value", "place"]).groupby("place"):
                 interval, documents = (
-                    _interval(rows["value"], rows["cluster"], line_identity["dataset"]),
+                    _interval(
+                        rows["value"], rows["cluster"], line_identity["dataset"], is_share(line_identity["metric"])
+                    ),
                     rows["cluster"].nunique(),
                 )
                 interval_columns = {"low": interval.low, "high": interval.high, "documents": documents}
@@ -210,11 +212,11 @@ def losses(line: pd.DataFrame, dataset: str, metric: str) -> dict[str, tuple[flo
         paired_rows = line[line[first].notna() & line[second].notna()]
         if len(paired_rows):
             means = sign * (paired_rows[first] - paired_rows[second]).groupby(paired_rows["cluster"], sort=False).mean()
-            loss_of[name] = float(means.mean()), _interval(means, means.index, dataset, share=False), len(means)
+            loss_of[name] = float(means.mean()), _interval(means, means.index, dataset, False), len(means)
     return loss_of
 
 
-def _interval(values: pd.Series, clusters: pd.Series | pd.Index, dataset: str, share: bool = True) -> Interval:
+def _interval(values: pd.Series, clusters: pd.Series | pd.Index, dataset: str, share: bool) -> Interval:
     """Return the interval of the mean of `values`; `NO_INTERVAL` for fewer than `LEAST` documents.
 
     clusters: document of each value. share: True if the values are shares from 0 to 1.

@@ -59,6 +59,12 @@ def test_the_known_question_is_the_first_place_of_its_mode_and_intervals_are_ove
     assert set(line.index.get_level_values("mode")) == {"each", "first", "agnostic"}
     assert line.loc["first", "value"].tolist() == [1.0, 0.5, 0.5, 0.5] and (line["documents"] == DOCUMENTS).all()
     assert tuple(line.loc[("agnostic", 3), ["low", "high"]]) == pytest.approx(wilson(0.5, DOCUMENTS))
+    amounts = by_place(scores().assign(metric="divergence")).query(
+        "method == 'snapkv' and mode == 'agnostic' and place == 3"
+    )
+    assert tuple(amounts[["low", "high"]].iloc[0]) != pytest.approx(wilson(0.5, DOCUMENTS)), (
+        "amounts are no proportions"
+    )
     few = by_place(scores().query("cluster < 'd05'"))
     assert few["low"].isna().all() and (few["documents"] == 5).all()
 
