@@ -19,10 +19,10 @@ GROUP_LINE = re.compile(r"^[\"']?(?:group|tag)[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[
 
 
 def task_file(spec: TaskSpec) -> Path:
-    """Return the YAML file that defines the task `spec.name`.
+    """Return the YAML file of a task: from `spec.include_path`, else of this project, else of lmms-eval.
 
-    `spec.include_path` is searched first, then this project's tasks, then lmms-eval's.
-    Raises ConfigError with the nearest names for an unknown task, UnsupportedError for a group of tasks."""
+    Raises ConfigError for an unknown task, UnsupportedError for a group of tasks.
+    """
     if spec.is_pages:
         return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
     known_tasks = own_tasks()
@@ -47,7 +47,7 @@ def task_file(spec: TaskSpec) -> Path:
 
 
 def includes(path: Path) -> list[Path]:
-    """Return the YAML files that a task's YAML file includes (key `include`)."""
+    """Return the existing YAML files under the key `include` of a task's YAML."""
     named = [Path(path.parent, name) for name in INCLUDE_LINE.findall(_text(path))]
     return [file for file in named if file.is_file()]
 
@@ -60,7 +60,7 @@ def own_tasks() -> dict[str, Path]:
 
 @cache
 def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
-    """Return two values for the installed lmms-eval: task name -> YAML file, and the names of its groups and tags."""
+    """Return (task name -> YAML file, names of groups and tags) of the installed lmms-eval."""
     return _index(lmms_eval_folder() / "tasks")
 
 
@@ -73,7 +73,7 @@ def lmms_eval_folder() -> Path:
 
 
 def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
-    """Read the YAML files below a folder. Return two values: task name -> YAML file, and the names of groups and tags."""
+    """Return (task name -> YAML file, names of groups and tags) of the YAML files below a folder."""
     tasks: dict[str, Path] = {}
     groups: set[str] = set()
     for path in sorted(folder.rglob("*.yaml")):
@@ -92,9 +92,7 @@ def _text(path: Path) -> str:
 
 
 def plain_config(path: Path) -> dict[str, Any]:
-    """Return a task's YAML as plain data, merged with the files it includes.
-
-    `!function` values stay text, so no code of the task is executed."""
+    """Return a task's YAML merged with its includes. `!function` values stay text, so no code of the task is executed."""
     import yaml
 
     # The C parser, if it was built: a run reads its tasks' files many times.
