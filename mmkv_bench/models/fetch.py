@@ -95,7 +95,7 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 def _reader(folder: Path) -> Path:
     """Return `folder`, a checkpoint of the bundled model `reader`.
 
-    If the weights are missing or differ, the base model is fetched, and both checkpoints (for pages and videos) are built from it.
+    If the weights are missing or differ, the base model is fetched to build both checkpoints, for pages and for videos.
     """
     from mmkv_bench.reader import SHA256
 

@@ -1,7 +1,7 @@
 """Build a model of a checkpoint's true shape with random weights, to test speed, memory and code without a download.
 
-A weight is an integer hash of the parameter's name, the entry's index and `SEED`, so weights are the same on every device. A lower
-precision has the rounded float32 values.
+A weight is an integer hash of the parameter's name, the entry's index and `SEED`, so weights are the same on every device. A
+lower precision has the rounded float32 values.
 
 The scales make a random model's cache behave like a trained model's: activations stay finite, each query attends to few keys
 (so eviction changes the logits), and answers depend on the prompt.
