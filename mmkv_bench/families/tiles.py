@@ -108,8 +108,8 @@ def anyres(
         edge: side of a tile in pixels.
         per_tile: patches per side of a tile.
         size: width and height of the image in pixels.
-        most_tiles: number of tiles whose tokens an image may have before it is interpolated to fewer rows and columns; None: no
-            limit.
+        most_tiles: an image with over 1.21 times the patches of this many tiles is interpolated to fewer rows and columns;
+            None: never.
     """
     width, height = size
     tiled_height, tiled_width = _best_resolution(resolutions, size)

@@ -396,7 +396,7 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
     """Return a prompt's lengths in tokens under a protocol.
 
     Raises:
-        UnsupportedError: no question follows the context, or visual tokens would be fed without the vision tower.
+        UnsupportedError: the context has no visual tokens, no question follows it, or a visual token would be fed again.
     """
     context_end = _cut(prompt, family) if protocol.cuts else None
     if context_end is not None and context_end >= prompt.length:
