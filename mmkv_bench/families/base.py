@@ -314,7 +314,7 @@ class Family:
     ) -> tuple[list[Image], dict[str, Any]]:
         """Return images with fewer tokens, and keyword arguments for the image processor.
 
-        Sides, or the largest number of tiles, are multiplied by `share` (0 < share <= 1) and rounded.
+        Sides, or the largest number of tiles, are multiplied by `share` (0 < share <= 1) and rounded, to at least 1.
         """
         if self.smaller_by == TILES:
             image_processor = processor.image_processor

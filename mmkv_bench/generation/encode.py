@@ -396,7 +396,8 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
     """Return a prompt's lengths in tokens under a protocol.
 
     Raises:
-        UnsupportedError: the context has no visual tokens, no question follows it, or a visual token would be fed again.
+        UnsupportedError: the prompt has neither visual tokens nor a known context, no question follows the context, or a visual
+            token would be fed again.
     """
     context_end = _cut(prompt, family) if protocol.cuts else None
     if context_end is not None and context_end >= prompt.length:

@@ -126,7 +126,7 @@ class Template:
     Attributes:
         takes_text: whether the template takes a user's content as one string (True) or as a list of parts (False).
         probe: the rendering of one user message `PROBE`.
-        add_special_tokens: the tokenizer's argument with which a prompt has at most one beginning-of-text token; None: no argument.
+        add_special_tokens: the tokenizer's argument that gives a prompt at most one beginning-of-text token; None: no argument.
         source: the template's text.
         roles: role -> `takes_text` of this role's messages, probed at first use.
     """

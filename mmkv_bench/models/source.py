@@ -57,8 +57,8 @@ class Source:
     def of(cls, model: Any) -> Source:
         """Return the source that a run's `model` node describes, without loading anything.
 
-        Raises ConfigError: the settings are incomplete or contradict each other, the template is unknown, or a folder, GGUF file or
-        tokenizer.json is missing.
+        Raises ConfigError: the settings are incomplete or contradict each other, the template is unknown, or a folder, GGUF file
+        or tokenizer.json is missing.
         """
         source = cls._from_weights(model)
         gguf = source.path is not None and is_gguf(source.path)
