@@ -86,8 +86,8 @@ class DocumentPrompts:
         number: number of the current question, from 0.
         questions: one prompt per question.
         first: number of the question for which `query_first` compresses.
-        generic: prompt with a fixed instruction in place of a question; None if no protocol needs this prompt.
-        paraphrases: prompt of each question in other words; empty if no protocol needs them.
+        generic: prompt with a fixed instruction in place of a question; None if there is none or no protocol needs it.
+        paraphrases: prompt of each question in other words; empty if there are none or no protocol needs them.
         turns: for each question of `order` but the first, the tokens between the previous answer and its own answer, int64
             `[1, n]`. Empty unless the questions are turns of a conversation.
         waiting: numbers of the next questions that may be answered in one batch with the current question.
