@@ -1,7 +1,6 @@
-"""Facts of a family that no config.json has, and rules for its visual tokens. Nothing heavy is imported.
+"""Facts of model families that no config.json has, and rules for visual tokens.
 
-A family is an instance of `Family`, or of a subclass with further rules, in the list `FAMILIES` of a file in this
-folder.
+A family is an instance of `Family`, or of a subclass with further rules, in the tuple `FAMILIES` of a file in this folder.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own process
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """Pixel limits that a run sets (model.min_pixels, model.max_pixels, model.video_max_pixels); None: the checkpoint's limit."""
+    """Pixel limits that a run sets (`model.min_pixels` and so on); None: the checkpoint's limit."""
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -38,10 +37,9 @@ NO_LIMITS = PixelLimits()
 
 
 class Box(NamedTuple):
-    """A rectangle of one image, the part that a visual token shows.
+    """The rectangle of an image that a visual token shows.
 
-    It has the image's index in the prompt, and the rectangle's edges as exact fractions of the image's height and width, from
-    the upper left corner.
+    image: index of the image in the prompt. Edges: exact fractions of height and width, from the upper left corner.
     """
 
     image: int
@@ -52,10 +50,7 @@ class Box(NamedTuple):
 
 
 class ImagePrompt(NamedTuple):
-    """A prompt with images and no video.
-
-    It has the config of the whole model, the processor, the `inputs` that the processor made, and the sizes of the images.
-    """
+    """A prompt with images and no video. config: the whole model's. inputs: the processor's output. sizes: of the images."""
 
     config: Any
     processor: Any
@@ -63,10 +58,7 @@ class ImagePrompt(NamedTuple):
     sizes: Sequence[Size]
 
     def tower_edge(self) -> int:
-        """Return the side in pixels of the square image that the vision tower takes.
-
-        Raises UnsupportedError: the processor makes images of another size, or does not scale images.
-        """
+        """Return the side in pixels of the vision tower's input; raise UnsupportedError if the processor's output differs."""
         scaler, edge = self.processor.image_processor, self.config.vision_config.image_size
         edge = edge if isinstance(edge, int) else edge[0]
         processor_sides = {
@@ -81,8 +73,8 @@ class ImagePrompt(NamedTuple):
 
 
 FULL, SLIDING, LINEAR, READER = "full_attention", "sliding_attention", "linear_attention", "dummy"
-"""Kinds of layers, as transformers names them. Only layers of full attention are compressed. A READER stores nothing: it
-reads the keys and values of an earlier layer."""
+"""Kinds of layers, as transformers names them. Only full-attention layers are compressed. A READER layer stores nothing and reads
+the keys and values of an earlier layer."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +131,12 @@ class Layer:
 
     Attributes:
         count: number of these layers.
-        matrices: parameters of one layer that are multiplied with each token. Of experts only those that a token takes count.
-        vectors: norms and biases of one layer.
-        idle: parameters of the experts that a token does not take.
+        matrices: matrix parameters of one layer that are multiplied with a token; only experts that the token is routed to count.
+        vectors: parameters of norms and biases of one layer.
         queries: numbers in one token's queries, all heads together.
-        near: a query sees only a window.
-        reads: the layer stores nothing and reads another layer's keys and values (see READER).
+        near: whether the layers have sliding-window attention.
+        reads: whether the layers read another layer's keys and values (see READER).
+        idle: parameters of the experts of one layer that a token is not routed to.
     """
 
     count: int
@@ -166,8 +158,8 @@ class TextModel:
         qk_norm: queries and keys are normalised per head.
         head_dim_follows: if config.json has no `head_dim`, the head dimension is hidden_size / num_attention_heads.
         window_switch: key of config.json that turns the sliding window off; None: there is no window.
-        beside: kinds of layers, besides full attention, that are not compressed.
-        norms: number of norms in a layer's residual stream.
+        beside: kinds of layers besides full attention; these are not compressed.
+        norms: number of norms of the model's width in a layer.
         gated: each query head has a gate of the head's width.
         sinks: each query head has a learned sink, which only eager attention supports.
     """
@@ -183,23 +175,23 @@ class TextModel:
     sinks: bool = False
 
     def check(self, text: Any) -> None:
-        """Raise UnsupportedError for a text config whose attention the scorers do not reproduce, such as softcapped attention."""
+        """Raise UnsupportedError for attention that scorers do not reproduce, such as softcapped attention."""
 
     def states_all(self, text: Mapping[str, Any]) -> bool:
         """Tell whether a config.json has all keys that this class reads from a text config."""
         return True
 
     def kinds(self, text: Any) -> list[str]:
-        """Return the kind of each layer (`full_attention`, `sliding_attention`, ...), from the keys of a config.json."""
+        """Return the kind of each layer (`full_attention`, ...), from the keys of a config.json."""
         return list(getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers)
 
     def shorten(self, text: dict[str, Any], cut: int) -> None:
-        """Adapt the keys of a config.json, in place, after its last `cut` layers were left out."""
+        """Adapt the keys of a config.json, in place, after the last `cut` layers were left out."""
 
     def layers(self, text: Any, states: States) -> tuple[Layer, ...]:
-        """Return the layers of a text config, grouped by shape. A further group may hold what all layers share.
+        """Return the layers of a text config, grouped by shape; a further group may have shared parameters.
 
-        states: the result of `states` for this config.
+        states: the result of the method `states` for this config.
         """
         kv_heads, width = self.heads(text)
         queries, entries = text.num_attention_heads * width, kv_heads * width
@@ -214,14 +206,11 @@ class TextModel:
         )
 
     def rows(self, text: Any) -> int:
-        """Count the parameters of embedding tables other than the first. A token reads one row of each table."""
+        """Count the parameters of further embedding tables. A token reads one row of each table."""
         return 0
 
     def states(self, text: Any, kinds: Sequence[str]) -> States:
-        """Return the layers that are not compressed, with their sizes.
-
-        text: a text config. kinds: the kinds of all its layers.
-        """
+        """Return the sizes of the layers that are not compressed. kinds: the kind of each layer."""
         if SLIDING not in kinds:
             return NO_STATES
         return States(windows=kinds.count(SLIDING), window=text.sliding_window - 1)
@@ -241,20 +230,18 @@ class Family:
         model_type: `model_type` of config.json.
         name: the family's name in messages.
         text_models: the supported text models.
-        model_class, processor, image_processor, video_processor: classes of transformers. The processor of a text model is its
-            tokenizer. A family without a video processor takes no videos.
+        model_class, processor, image_processor, video_processor: class names of transformers; None: the family takes no such
+            media, or is a text model, whose processor is the tokenizer.
         image_id_key, video_id_key: keys of config.json for the ids of visual tokens.
         closing_id_key: key of config.json for the id of the token that follows the visual tokens of an image or video.
         closing_marker: text of this closing token, if only the tokenizer knows its id.
-        pixel_limits: images are scaled to an area between two limits, which a run can change.
-        whole_video_limit: the pixel limit of a video is for all its frames together.
-        equal_videos: the videos of one prompt need equally many frames.
-        repeats_last_frame: a video with fewer than `temporal_patch_size` frames is filled up with its last frame.
-        streams: a video can be read in chunks. The vision tower then encodes any number of temporal patches or pictures by
-            themselves, and positions are the tokens' indices or come from `get_rope_index`.
-        smaller_by: how a picture gets fewer tokens: `SIDES` (smaller sides), `TILES` (fewer tiles), None (not possible).
-        classes_version: version of model classes that transformers lacks, part of the fingerprint of random weights; None:
-            transformers has all of them.
+        pixel_limits: whether images are scaled to an area between two limits, which a run can change.
+        whole_video_limit: whether the pixel limit of a video is for all frames together.
+        equal_videos: whether the videos of one prompt need equally many frames.
+        repeats_last_frame: whether the last frame of a video with fewer than `temporal_patch_size` frames is repeated.
+        streams: whether a video can be prefilled in chunks, because the vision tower encodes temporal patches separately.
+        smaller_by: how an image gets fewer tokens: `SIDES` (smaller sides), `TILES` (fewer tiles), None (not possible).
+        classes_version: version of this project's model classes; None: transformers has the classes.
     """
 
     model_type: str
@@ -285,7 +272,7 @@ class Family:
 
     @property
     def media(self) -> tuple[str, ...]:
-        """Return the media that a prompt can contain: `image`, `video`, both or none."""
+        """The media that a prompt can contain: `image`, `video`, both or none."""
         kinds = (("image", self.image_processor), ("video", self.video_processor))
         return tuple(kind for kind, processor in kinds if processor)
 
@@ -314,9 +301,9 @@ class Family:
         return 0
 
     def boxes(self, prompt: ImagePrompt) -> list[Box | None]:
-        """Return, for each visual token of a prompt in order, the rectangle of an image that it shows; None if it shows no part.
+        """Return the box of each visual token of a prompt, in order; None for a token that shows no part of an image.
 
-        Raises UnsupportedError: the processor cuts images differently from the family's processor.
+        Raises UnsupportedError: the processor's settings are not those that the rule assumes, or the family has no rule.
         """
         raise UnsupportedError(
             f"{self.model_type} models have no rule for the places of visual tokens; choose a model of another family"
@@ -325,10 +312,9 @@ class Family:
     def smaller_images(
         self, images: Sequence[Image], processor: Any, share: float
     ) -> tuple[list[Image], dict[str, Any]]:
-        """Return two values: images with fewer tokens, and keyword arguments for the image processor.
+        """Return images with fewer tokens, and keyword arguments for the image processor.
 
-        Sides or the number of tiles are at most `share` (0 < share <= 1) of the original. Sides are rounded to whole pixels, at
-        least one, and scaled by Pillow's bicubic filter.
+        Sides, or the largest number of tiles, are multiplied by `share` (0 < share <= 1) and rounded, to at least 1.
         """
         if self.smaller_by == TILES:
             image_processor = processor.image_processor
@@ -357,13 +343,9 @@ class Family:
             values["vision_feature_layer"] = min(features, depth) if features >= 0 else max(features, -(depth + 1))
 
     def register_classes(self) -> None:
-        """Register this project's model classes with transformers' Auto classes, for models that transformers lacks.
-
-        May be called several times.
-        """
+        """Register this project's model classes with transformers' Auto classes, for models that transformers lacks."""
 
     def processor_class(self) -> Any:
-        """Return the class of the family's processor."""
         import transformers
 
         assert self.processor is not None

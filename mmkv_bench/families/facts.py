@@ -1,4 +1,4 @@
-"""Facts of one model, read from its config by the rules of its family; no model is loaded."""
+"""Facts of a model, read from the config by the rules of the model's family, without loading the model."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ class ModelFacts:
         name: the family's name in messages.
         model_type: `model_type` of config.json.
         image_token_ids, video_token_ids: ids of visual tokens.
-        closing_token_ids: ids of the token that follows the visual tokens. If only the tokenizer knows the id, it is empty unless
-            `model_facts` was given a tokenizer.
+        closing_token_ids: ids of the token that follows the visual tokens; some are known only if `model_facts` gets a tokenizer.
         num_layers: number of compressed layers of the text model.
         num_query_heads, num_kv_heads, head_dim: shape of each compressed layer.
         states: the other layers, which keep a window or a recurrent state and are not compressed.
-        max_context: longest context of the text model; None if its config does not state it.
+        max_context: longest context of the text model in tokens; None if unknown.
         sinks: see `base.TextModel`.
     """
 
@@ -56,17 +55,16 @@ class ModelFacts:
 
     @property
     def all_layers(self) -> int:
-        """Number of layers of the text model."""
         return self.num_layers + self.states.layers
 
     @property
     def multimodal(self) -> bool:
-        """True if the model has tokens for images or videos."""
+        """Whether the model has tokens for images or videos."""
         return bool(self.image_token_ids or self.video_token_ids)
 
     @property
     def groups(self) -> int:
-        """Number of query heads per KV head."""
+        """Query heads per KV head."""
         return self.num_query_heads // self.num_kv_heads
 
     @property
@@ -76,7 +74,7 @@ class ModelFacts:
 
 
 def text_config(config: Any) -> Any:
-    """Return the config of the text model: `config.text_config` of a multimodal model, `config` itself of a text model."""
+    """Return the text model's config, which is `config` itself for a text model."""
     return config.get_text_config(decoder=True)
 
 
@@ -142,9 +140,7 @@ def token_types(input_ids: Tensor, facts: ModelFacts) -> Tensor:
 
 
 def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
-    """Count the tokens of a prompt's context. Some protocols cut the prompt after the context.
-
-    The context ends with the last visual token, or with the closing token if that follows directly.
+    """Count the tokens of a prompt's context, which ends with the last visual token or a closing token right after it.
 
     Args:
         input_ids: [T] or [1, T], one prompt without padding on the right.
@@ -171,26 +167,20 @@ def context_length(input_ids: Tensor, facts: ModelFacts) -> int:
 
 
 def kv_bytes_per_token(model: Any, dtype: str) -> int:
-    """Return the bytes of one token's keys and values, over all compressed layers and KV heads.
-
-    model: the model's facts or config.
-    """
+    """Return the bytes of one token's keys and values in all compressed layers. model: the model's facts or config."""
     facts = model if isinstance(model, ModelFacts) else model_facts(model)
     return 2 * facts.num_layers * facts.num_kv_heads * facts.head_dim * ITEMSIZE[dtype]
 
 
 def state_bytes(facts: ModelFacts, tokens: int, dtype: str) -> int:
-    """Return the bytes of sliding windows and recurrent states after a prompt of `tokens` tokens.
-
-    0 if all layers are compressed.
-    """
+    """Return the bytes of sliding windows and recurrent states after a prompt of `tokens` tokens."""
     return facts.states.nbytes(tokens, 2 * facts.num_kv_heads * facts.head_dim, ITEMSIZE[dtype])
 
 
 def share_of_all_state(facts: ModelFacts, tokens: int, kept: int, dtype: str) -> float:
-    """Return the fraction of all stored bytes that remains if `kept` entries per KV head are kept of a prompt of `tokens`.
+    """Return the fraction of bytes that remains if `kept` entries per KV head are kept of a prompt of `tokens` tokens.
 
-    Stored bytes are keys, values, sliding windows and recurrent states. Windows and recurrent states always remain.
+    Sliding windows and recurrent states count as bytes that always remain.
     """
     entry, uncompressed_bytes = kv_bytes_per_token(facts, dtype), state_bytes(facts, tokens, dtype)
     return (kept * entry + uncompressed_bytes) / (tokens * entry + uncompressed_bytes)
@@ -239,10 +229,7 @@ _OLDER = {"dtype": "torch_dtype"}
 
 
 class StatedConfig:
-    """The content of a config.json as an object with the attributes of transformers' configs, but without transformers.
-
-    It has all that `model_facts` reads.
-    """
+    """The content of a config.json, with the attributes of transformers' configs that `model_facts` reads."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -291,10 +278,7 @@ def stated(values: Mapping[str, Any]) -> StatedConfig | None:
 
 
 def _states_its_layers(backbone: TextModel, text: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json states the kind of every layer and all other facts that the text model reads.
-
-    Also False if a layer is of an unsupported kind.
-    """
+    """Tell whether a config.json states all that `backbone` reads, with layers of supported kinds only."""
     if not backbone.states_all(text):
         return False
     if text.get("layer_types") is not None:

@@ -1,9 +1,6 @@
-"""The supported families, collected from the files of this folder, and functions that look a family up by its
-`model_type`.
+"""The supported model families, and functions for a family given by `model_type`.
 
-Visual tokens are counted as in `EncodedPrompt.visual_tokens`: tokens that are replaced by features. Markers around them
-and the timestamps of Qwen3-VL are text. No processor, model or picture is needed, so prompt sizes and cache bytes are
-known before anything is downloaded.
+Visual tokens are tokens whose embeddings are replaced by image features. Markers and the timestamps of Qwen3-VL are text.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LOW, _HIGH = "shortest_edge", "longest_edge"
-"""Names of the limits in the processors of Qwen-VL; both are areas in pixels, not edges."""
+"""Names of the limits in Qwen-VL's processors; the values are areas in pixels, not edges."""
 
 FAMILIES = (
     Family("llama", "Llama (text)", (LLAMA,), "LlamaForCausalLM"),
@@ -126,9 +123,7 @@ def video_tokens(
 def token_boxes(
     config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size], visual: int
 ) -> list[Box | None]:
-    """Return the box of every visual token of a prompt with images and no video, in prompt order.
-
-    A box is the rectangle of an image that the token shows.
+    """Return the box (rectangle of an image) of every visual token of a prompt with images and no video, in prompt order.
 
     Args:
         config: the whole model's config.
@@ -164,10 +159,7 @@ def check_chunks(known: Family) -> None:
 
 
 def check_no_states(known: Family, states: bool) -> None:
-    """Raise UnsupportedError for `protocol=stream` if layers of the model keep a window or a recurrent state.
-
-    `protocol=stream` cannot evict from such layers. states: whether the model has such layers.
-    """
+    """Raise UnsupportedError for `protocol=stream` if the model has layers with a window or a recurrent state (`states`)."""
     if states:
         raise UnsupportedError(
             f"protocol=stream evicts while it prefills, but {known.name} has layers that keep a window or a "
@@ -176,7 +168,7 @@ def check_no_states(known: Family, states: bool) -> None:
 
 
 def check_smaller(one: Family) -> None:
-    """Raise UnsupportedError for a family whose pictures cannot get fewer tokens (`Family.smaller_by` is None)."""
+    """Raise UnsupportedError for a family whose images cannot get fewer tokens (`Family.smaller_by` is None)."""
     if one.smaller_by is None:
         supported_families = ", ".join(sorted(kind for kind, other in families().items() if other.smaller_by))
         raise UnsupportedError(

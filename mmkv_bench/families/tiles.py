@@ -1,9 +1,7 @@
-"""Arithmetic of images that are cut into tiles and patches: which pixels each token shows, and so how many tokens there
-are.
+"""Boxes and number of visual tokens of images that are cut into tiles and patches.
 
-A patch of the vision tower covers a square of pixels in the image processor's output. Followed back through cropping,
-tiling, padding and scaling, this is a box of the image itself. What a tower mixes by attention, and what scaling blends
-across the border of two patches, is not part of a box.
+A patch of the vision tower covers a square of pixels of the image processor's output. The token's box is the part of the original
+image in this square. Attention in the tower and blending of neighbouring pixels do not enlarge a box.
 """
 
 from __future__ import annotations
@@ -42,9 +40,7 @@ def grid(
 def tile_after_tile(
     image: int, rows: int, columns: int, spans: Callable[[int], Sequence[Span | None]]
 ) -> list[Box | None]:
-    """Return the boxes of an image that is cut into tiles, one tile after the other.
-
-    If there are several tiles, the whole image follows as one more tile.
+    """Return the boxes of an image tile by tile; after several tiles, the whole image follows as one more tile.
 
     Args:
         image: index of the image in the prompt.
@@ -112,7 +108,8 @@ def anyres(
         edge: side of a tile in pixels.
         per_tile: patches per side of a tile.
         size: width and height of the image in pixels.
-        most_tiles: an image with more tokens than this many tiles is interpolated to fewer rows and columns; None: never.
+        most_tiles: an image with over 1.21 times the patches of this many tiles is interpolated to fewer rows and columns;
+            None: never.
     """
     width, height = size
     tiled_height, tiled_width = _best_resolution(resolutions, size)
@@ -187,7 +184,7 @@ def clip_tokens(settings: Settings) -> int:
 
 
 def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[int, int]:
-    """Return the allowed (height, width) that keeps most of the image's pixels; among equal ones, the one with least padding."""
+    """Return the allowed (height, width) that keeps most pixels of the image; among equals, the one with least padding."""
     width, height = size
 
     def rank(resolution: Sequence[int]) -> tuple[int, int]:

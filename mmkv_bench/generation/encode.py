@@ -86,8 +86,8 @@ class DocumentPrompts:
         number: number of the current question, from 0.
         questions: one prompt per question.
         first: number of the question for which `query_first` compresses.
-        generic: prompt with a fixed instruction in place of a question; None if no protocol needs this prompt.
-        paraphrases: prompt of each question in other words; empty if no protocol needs them.
+        generic: prompt with a fixed instruction in place of a question; None if there is none or no protocol needs it.
+        paraphrases: prompt of each question in other words; empty if there are none or no protocol needs them.
         turns: for each question of `order` but the first, the tokens between the previous answer and its own answer, int64
             `[1, n]`. Empty unless the questions are turns of a conversation.
         waiting: numbers of the next questions that may be answered in one batch with the current question.
@@ -396,7 +396,8 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) ->
     """Return a prompt's lengths in tokens under a protocol.
 
     Raises:
-        UnsupportedError: no question follows the context, or visual tokens would be fed without the vision tower.
+        UnsupportedError: the prompt has neither visual tokens nor a known context, no question follows the context, or a visual
+            token would be fed again.
     """
     context_end = _cut(prompt, family) if protocol.cuts else None
     if context_end is not None and context_end >= prompt.length:

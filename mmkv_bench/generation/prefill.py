@@ -1,4 +1,4 @@
-"""Prefill a prompt once and score the full cache for all cells, the (method, budget) settings that answer a sample."""
+"""Prefill a prompt once and score the full cache for all cells (each a method, budget, protocol and seed)."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Template:
     Attributes:
         takes_text: whether the template takes a user's content as one string (True) or as a list of parts (False).
         probe: the rendering of one user message `PROBE`.
-        add_special_tokens: the tokenizer's argument with which a prompt has one beginning-of-text token; None: no argument.
+        add_special_tokens: the tokenizer's argument that gives a prompt at most one beginning-of-text token; None: no argument.
         source: the template's text.
         roles: role -> `takes_text` of this role's messages, probed at first use.
     """
@@ -143,7 +143,7 @@ class Template:
 
         Raises:
             UnsupportedError: there is no template, or several without a default. Or the template drops, repeats or escapes a
-                message's text, writes two beginning-of-text tokens, or does not begin the model's turn.
+                user's text, does not begin the model's turn, or makes prompts that begin with two beginning-of-text tokens.
         """
         source = getattr(processor, "chat_template", None)
         if isinstance(source, Mapping):

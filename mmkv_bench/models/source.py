@@ -57,7 +57,8 @@ class Source:
     def of(cls, model: Any) -> Source:
         """Return the source that a run's `model` node describes, without loading anything.
 
-        Raises ConfigError: the settings are incomplete, contradict each other, or name a missing folder.
+        Raises ConfigError: the settings are incomplete or contradict each other, the template is unknown, or a folder, GGUF file
+        or tokenizer.json is missing.
         """
         source = cls._from_weights(model)
         gguf = source.path is not None and is_gguf(source.path)
@@ -228,8 +229,9 @@ class Source:
     def fingerprint(self) -> tuple[str, str | None]:
         """Return the model's fingerprint (16 hex digits), as in rows and calibrations, and the commit of a hub id or None.
 
-        The fingerprint of random weights is a checksum of all settings and versions that determine weights and prompts, except
-        for the precision, which is a separate column of the rows. Files of an adapter enter the fingerprint.
+        The fingerprint of random weights is a checksum of the shape, the number of layers, the processor settings with the chat
+        template, and the versions of the rules for weights and processors, of model classes and of transformers. The precision
+        is a separate column of the rows. Adapter, tokenizer and template enter the fingerprint of other weights.
         """
         if self.commit is not None:
             return self._add_adapter(hub_fingerprint(self.place, self.commit)), self.commit
@@ -287,7 +289,7 @@ class Source:
         return [*model_files(self._folder), *self._extra_files()]
 
     def load(self) -> LoadedModel:
-        """Load the model and the processor, on the device and in the precision of the settings.
+        """Load the model in eval mode and the processor, on the device and in the precision of the settings.
 
         Raises ConfigError, UnsupportedError: the model cannot be loaded, or the processor lacks a limit that is set.
         """

@@ -1,8 +1,8 @@
 """Sample evenly spaced frames of a video, decoded with PyAV.
 
-As in the papers and lmms-eval, the frames at `linspace(0, n - 1, count)`, rounded down, are sampled from the n frames that
-decode. A video with at most `count` frames gives each frame once. Frames are not scaled or rotated. Headers often state a
-wrong number of frames or none, so decoded frames are counted. Truncated videos are refused.
+As in the papers and lmms-eval, frames at `linspace(0, n - 1, count)`, rounded down, are sampled from the n frames that decode.
+A video with at most `count` frames gives each frame once. Frames are not scaled or rotated. Headers often state a wrong number
+of frames or none, so decoded frames are counted. Truncated videos are refused.
 """
 
 from __future__ import annotations
