@@ -1,5 +1,5 @@
-"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether caches fit
-into memory.
+"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and what fits into
+memory.
 
 No weights, data or torch are loaded. Unknown parts are listed in `Forecast.missing`, never counted as zero.
 """

@@ -34,7 +34,7 @@ COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compres
 
 
 def cell_fields(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return hash of a cell -> its row of `cells` as JSON values, without nulls and without its configuration."""
+    """Return hash of a cell -> its row of `cells` as JSON values, without nulls, configuration, version and hash."""
     rows = {}
     for row in cells.to_dict("records"):
         shown_fields = {
@@ -66,8 +66,8 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 def answer_summary(rows: pa.Table) -> dict[str, Any] | None:
     """Return a summary of a cell's answers; None without answers.
 
-    Number of answers, number per status, (least, mean, most) of each column in `COUNTED`, number of answers over
-    budget.
+    Number of answers, number per status; of the ok answers (least, mean, most) of each column in `COUNTED`, and the
+    number over budget.
     """
     if not len(rows):
         return None
