@@ -178,5 +178,8 @@ class Rules:
 
 
 def _largest_true(fits: Callable[[int], bool], high: int) -> int:
-    """Return the largest number from 1 to `high` for which `fits` is true, by bisection; 0 if there is none."""
+    """Return the largest number from 1 to `high` for which `fits` is true, by bisection; 0 if there is none.
+
+    `fits` must be true up to some number and false above it.
+    """
     return bisect_left(range(1, high + 1), True, key=lambda number: not fits(number))

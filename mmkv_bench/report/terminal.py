@@ -71,7 +71,7 @@ MARK = ">>"
 
 
 def shorten(text: str) -> str:
-    """Return the printable beginning of a text, and the number of characters that are left out."""
+    """Return the printable beginning of a text, followed by the number of left-out characters, if any."""
     more_text = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
     return plain(text[:LONGEST]) + more_text
 
