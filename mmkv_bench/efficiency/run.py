@@ -88,7 +88,7 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
 
 
 def missing_passes(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Return the passes that have not run, also timed ones that wait for the end of a search. outcomes: pass -> status."""
+    """Return the passes that have not run, also timed ones that wait for a search. outcomes: pass -> status."""
     return runnable_passes(plan, outcomes, plan.units)
 
 
@@ -148,7 +148,7 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
 
 
 class _Passes:
-    """Runs passes in order; stores and tracks the rows of each when it ends. outcomes: pass -> status, kept up to date."""
+    """Runs passes in order; stores and tracks the rows of each when it ends. outcomes: pass -> status; updated."""
 
     def __init__(
         self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: WandbTracker | None

@@ -73,7 +73,7 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return a clause on the share of windows and recurrent states in the full state, and the share that each budget leaves.
+    """Return a clause on the share of windows and recurrent states in all state, and the share that each budget leaves.
 
     The clause is "" for a model without windows and recurrent states.
     """
