@@ -147,7 +147,7 @@ class Rules:
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
     def _square_size(self, units: int) -> Size:
-        """Return a nearly square size of at most `units` merged patches; for families with tiles, the size of one tile."""
+        """Return a nearly square size of at most `units` merged patches; for families with tiles, one tile."""
         if not family(self.model_type).pixel_limits:
             return Size(self._tile(), self._tile())
         image_settings = self.settings["image"]

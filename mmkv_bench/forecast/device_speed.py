@@ -79,7 +79,7 @@ class DeviceSpeed:
 
 
 def slug_of(name: str, kind: str, threads: int) -> str:
-    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments: see `DeviceSpeed`."""
+    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments: `DeviceSpeed`."""
     name_with_threads = name if kind != "cpu" else f"{name} {threads} threads"
     return re.sub(r"[^a-z0-9]+", "-", name_with_threads.lower()).strip("-")
 
@@ -109,7 +109,7 @@ def stored_speed(slug: str) -> DeviceSpeed:
 
 
 def save(speed: DeviceSpeed) -> Path:
-    """Write or replace the file of a device's speed; return its path. Raises ConfigError: the folder cannot be written."""
+    """Write or replace the file of a device; return its path. Raises ConfigError: the folder cannot be written."""
     speed_file = folder() / f"{speed.slug}.json"
     try:
         replace_json(speed_file, {"scheme": SCHEME, **asdict(speed)}, indent=1)

@@ -136,7 +136,7 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
 
 
 def last_operations(decoder: Decoder, tokens: int) -> float:
-    """Return the operations of a prefill for its last token only: logits, and layers that reuse another layer's keys."""
+    """Return the operations of a prefill for its last token only: logits, and layers that reuse other layers' keys."""
     query_key_pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(
         tokens, decoder.states.window + 1
     )

@@ -138,7 +138,7 @@ COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_ANSWER_COLUMNS, *COUNTED)
 
 
 class AnswerTable:
-    """Rows of `responses` by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
+    """Rows of `responses` by cell. table: from `Store.responses`, sorted by cell and sample, with coded texts."""
 
     def __init__(self, table: pa.Table) -> None:
         names, cell_codes = coded(frame(table.select(["cell"]))["cell"])
@@ -181,7 +181,7 @@ class AnswerTable:
 def sample_scores(
     samples: pd.DataFrame, cells: Collection[str], shown: Collection[str], without: Collection[str] = FIDELITY
 ) -> dict[tuple[str, str], dict[str, float | None]]:
-    """Return (cell, sample id) -> metric -> score for the given cells and samples. without: metrics that are left out."""
+    """Return (cell, sample id) -> metric -> score for the given cells and samples. without: left-out metrics."""
     is_wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
     is_wanted &= ~samples["metric"].isin(list(without)).to_numpy()
     wanted_scores = samples.loc[is_wanted, ["cell", "sample_id", "metric", "value", "status"]]

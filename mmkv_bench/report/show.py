@@ -108,8 +108,8 @@ class StoreCells:
     def choose(self, words: Sequence[str]) -> ChosenCells:
         """Return the cells and the sample that the arguments of `mmkv-bench show` choose.
 
-        Each word is a method, a budget, `method@budget`, `seed=1`, a value of another column, the beginning of a hash, or
-        a sample's id (at most one).
+        Each word is a method, a budget, `method@budget`, `seed=1`, a value of another column, the beginning of a hash,
+        or a sample's id (at most one).
         Words of one kind are alternatives; a cell must match every kind that occurs.
 
         Raises ConfigError: a word matches nothing, or no cell matches all words.

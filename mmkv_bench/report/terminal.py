@@ -121,7 +121,7 @@ class KeptMap(NamedTuple):
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """Return the map as text lines of at most `width` characters. shades: characters from nothing kept to all kept."""
+        """Return the map as text lines of at most `width` characters. shades: from nothing kept to all kept."""
         visual = self.share[self.visual]
         text = len(self.share) - len(visual)
         counts_text = (
