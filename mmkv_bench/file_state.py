@@ -150,7 +150,7 @@ class Checksums:
         return None
 
     def digest(self, file: Path) -> str:
-        """Return the sha256 (hex) of a file, from the cache if the file is unchanged. Raises the errors of `digest_of`."""
+        """Return the sha256 (hex) of a file, from the cache if it is unchanged. Raises the errors of `digest_of`."""
         path, state = str(file.resolve()), state_of(file)
         checksum = self.cached_digest(file)
         if checksum is not None:

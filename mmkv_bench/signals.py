@@ -96,8 +96,8 @@ class Stopped(BaseException):
 def defer_stop_signals() -> Iterator[None]:
     """Catch stop signals inside the block without interrupting the work; `check_stop` then raises `Stopped`.
 
-    A signal after the last check is raised at the end of the block. Outside of the main thread, where Python allows no
-    handlers, nothing changes.
+    A signal after the last check is raised at the end of the block. Then the earlier handlers are restored. Outside of
+    the main thread, where Python allows no handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -268,7 +268,7 @@ class Attached:
         return config_of(self.model.device)
 
     def report(self) -> SessionReport:
-        """Return the report of the latest prompt's kept entries. Raises ConfigError: no prompt has been prefilled yet."""
+        """Return the report of the latest prompt's kept entries. Raises ConfigError: no prompt was prefilled yet."""
         if self._report is None:
             raise ConfigError("there is nothing to report yet; call model.generate(...) inside the with, then report()")
         return self._report
@@ -353,7 +353,7 @@ def _refuse_more_than_a_prefill(compressor: Compressor) -> None:
 
 
 class _FolderCalibrations:
-    """Finder of a method's calibration for an attached model, which the folder named in the model's config identifies."""
+    """Finder of a method's calibration for an attached model, identified by the folder in the model's config."""
 
     def __init__(self, config: Any):
         self.path = str(getattr(config, "name_or_path", "") or "")

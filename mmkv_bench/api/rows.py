@@ -189,8 +189,8 @@ class Tables(_Printed, list[ScoreTable]):
         return latex(tables_of_scores(self), notes="all")
 
     def frame(self) -> pd.DataFrame:
-        """Return the unrounded numbers, one row per method and budget: context, method, budget, score, interval, rank,
-        audit."""
+        """Return unrounded numbers, one row per table, method and budget: context, method, budget, score, interval,
+        rank, audit."""
         return frame(self)
 
 

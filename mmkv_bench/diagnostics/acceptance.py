@@ -316,7 +316,7 @@ def _scores(bundle: Bundle) -> Iterator[Outcome]:
 
 
 def _compare_scores(store: Store, part: DatasetShare, cell: str) -> tuple[int, str]:
-    """Score the answers of a cell again, without a judge. Return (number of scores, first difference as text or "")."""
+    """Score the answers of a cell again, without a judge. Return their number and the first difference ("": none)."""
     from mmkv_bench.evaluation.samples import Answer
     from mmkv_bench.evaluation.scoring import score
 

@@ -183,7 +183,7 @@ def outlier_hits(obs: Observation, facts: PromptFacts) -> Iterator[Value]:
 
     The paper prints no definition. Outlier channels are the 0.1 % of the query channels before rotation (Hq * D) with
     the largest absolute value while the answer is decoded. The value is the share of these in which one of 512 proxies
-    is as large. The proxies are drawn as the method draws them, with gamma (x) 1 and 10.
+    is at least as large. The proxies are drawn as the method draws them, with gamma (x) 1 and 10.
     """
     prompt, answer = obs.states[: facts.length].float(), obs.states[facts.length :]
     answer_activations = obs.project(answer).float().abs().amax(1).flatten()

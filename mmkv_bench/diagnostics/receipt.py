@@ -29,7 +29,7 @@ from mmkv_bench.store.tally import tally
 
 FORMAT = 2
 NAMES = {"kept": "entries kept per head", "kept_digest": "digest of the kept positions"}
-"""Column -> description, if the name is none."""
+"""Column -> description, for columns whose names do not describe them."""
 
 
 def lines(drawn: Sequence[StoredAnswer]) -> Iterator[str]:

@@ -64,7 +64,7 @@ class Clock:
 
 @dataclass
 class CacheBytes:
-    """Bytes of the compressed caches before the first decode step (columns of `timings`), and the method's fallbacks."""
+    """Bytes of the compressed caches before the first decode step (columns of `timings`), and fallbacks."""
 
     held: int
     useful: int

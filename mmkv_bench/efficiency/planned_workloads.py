@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def workloads_of(plan: EfficiencyPlan, todo: Sequence[PassId]) -> list[Workload]:
-    """Return one workload per kind of prompts, length and batch size for a forecast; empty ones have no missing passes."""
+    """Return one workload per kind of prompts, length and batch size for a forecast, empty without missing passes."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
     return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 

@@ -158,7 +158,7 @@ def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, in
 def _encode_prompt(
     loaded: LoadedModel, identity: str, kind: str, media: list[Any], text: str, video_max_pixels: int | None
 ) -> EncodedPrompt:
-    """Return the encoded prompt on the host, because device memory holds only one. identity: seeds its random streams."""
+    """Return the encoded prompt, kept on the host to save device memory. identity: seeds its random streams."""
     content = [*({"type": kind} for _ in media), {"type": "text", "text": text}]
     images, videos = (media, []) if kind == IMAGE else ([], media)
     return encode(

@@ -63,7 +63,7 @@ def run(config: RunConfig) -> int:
 
 
 DISTINCT_PROMPTS = 16
-"""Number of different pictures or videos made for a batch. Further sequences repeat these."""
+"""Number of different prompts with pictures or videos in a batch. Further sequences repeat these under other names."""
 PREFILLED_PROMPTS = 3
 """Number of prompts that are prefilled when a search tries a batch size, besides the last one. The others are copies.
 """
@@ -88,7 +88,7 @@ def stored_outcomes(plan: EfficiencyPlan, rows: pa.Table) -> dict[PassId, str]:
 
 
 def missing_passes(plan: EfficiencyPlan, outcomes: Mapping[PassId, str]) -> list[PassId]:
-    """Return the passes that have not run, also timed ones that wait for the end of a search. outcomes: pass -> status."""
+    """Return the passes that have not run, also timed ones that wait for a search. outcomes: pass -> status."""
     return runnable_passes(plan, outcomes, plan.units)
 
 
@@ -148,7 +148,7 @@ def _measure(plan: EfficiencyPlan, store: Store, outcomes: dict[PassId, str], tr
 
 
 class _Passes:
-    """Runs passes in order and stores the rows of each when it ends. outcomes: pass -> status; updated after each pass."""
+    """Runs passes in order; stores and tracks the rows of each when it ends. outcomes: pass -> status; updated."""
 
     def __init__(
         self, plan: EfficiencyPlan, store: Store, bench: Bench, outcomes: dict[PassId, str], track: WandbTracker | None
@@ -301,8 +301,10 @@ class _Passes:
             ) from error
 
     def _prompt_of_length(self, cell: Cell, tokens: int, number: int = 0) -> EncodedPrompt:
-        """Return the prompt with index `number`, from a cache on the host. Media repeat after `DISTINCT_PROMPTS`
-        sequences."""
+        """Return the prompt of `tokens` tokens with index `number`. It is made once and kept on the host.
+
+        Prompts with media repeat after `DISTINCT_PROMPTS` sequences.
+        """
         from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         prompt_kind = kind_of(cell.dataset)
@@ -328,7 +330,7 @@ def _cell_spec(cell: Cell) -> CellSpec:
 
 
 def _tracked_numbers(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return a pass's numbers for a tracker: times [s], peak memory [bytes], and whether it failed.
+    """Return a pass's numbers for a tracker: times [s] or peak memory [bytes], and whether it failed.
 
     label: prefix of the names. rows: the pass's rows of the table `timings`.
     """

@@ -100,7 +100,10 @@ def _state(known: Mapping[int, str], limit: int | None) -> Search:
 
 
 def _extrapolated_batch(peaks: Mapping[int, int | None], limit: int | None) -> int | None:
-    """Return the largest batch that a line through two peaks (sequences -> bytes) allows; None without a rising line."""
+    """Return the largest batch that a line through two peaks (sequences -> bytes) allows.
+
+    None if the line does not rise, or if a peak or the limit is unknown.
+    """
     if len(peaks) < 2 or limit is None:
         return None
     (first_size, first_peak), (second_size, second_peak) = peaks.items()

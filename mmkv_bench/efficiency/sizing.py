@@ -147,7 +147,7 @@ class Rules:
         return video_tokens(self.model_type, self.settings, frames, *size, self.limits)
 
     def _square_size(self, units: int) -> Size:
-        """Return a nearly square size of at most `units` merged patches; for families with tiles, the size of one tile."""
+        """Return a nearly square size of at most `units` merged patches; for families with tiles, one tile."""
         if not family(self.model_type).pixel_limits:
             return Size(self._tile(), self._tile())
         image_settings = self.settings["image"]
@@ -178,5 +178,8 @@ class Rules:
 
 
 def _largest_true(fits: Callable[[int], bool], high: int) -> int:
-    """Return the largest number from 1 to `high` for which `fits` is true, by bisection; 0 if there is none."""
+    """Return the largest number from 1 to `high` for which `fits` is true, by bisection; 0 if there is none.
+
+    `fits` must be true up to some number and false above it.
+    """
     return bisect_left(range(1, high + 1), True, key=lambda number: not fits(number))

@@ -205,7 +205,7 @@ def _mark_launch_bound(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
     The steps of the shortest and the longest prompt at one batch are compared. If the quartiles of the step times
     overlap and the medians differ by at most `_SAME_TIME_TOLERANCE`, launches bound the step, because its time does not
     depend on its bytes. If the quartiles overlap but the medians differ more, this is unknown. With fewer than
-    `LEAST_REPEATS` repeats it is always unknown.
+    `LEAST_REPEATS` repeats it is unknown too.
 
     read: bytes that a step of each line reads.
     """

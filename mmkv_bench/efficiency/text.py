@@ -73,8 +73,10 @@ def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
 
 
 def _of_all_state(plan: EfficiencyPlan, tokens: int) -> str:
-    """Return a clause on the share of sliding windows and recurrent states in all state, with each budget; "" without
-    these."""
+    """Return a clause on the share of windows and recurrent states in all state, and the share that each budget leaves.
+
+    The clause is "" for a model without windows and recurrent states.
+    """
     family, dtype = plan.family, plan.cells[0].dtype
     if not family.states.layers:
         return ""

@@ -1,1 +1,1 @@
-"""Forecasts of a plan before anything is loaded: roofline, memory and hours, by arithmetic from shapes or in a dry run."""
+"""Forecasts of a plan before anything is loaded: roofline, memory and hours, from shapes or in a dry run."""

@@ -79,7 +79,7 @@ class DeviceSpeed:
 
 
 def slug_of(name: str, kind: str, threads: int) -> str:
-    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments: see `DeviceSpeed`."""
+    """Return the short name of a device: `nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`. Arguments: `DeviceSpeed`."""
     name_with_threads = name if kind != "cpu" else f"{name} {threads} threads"
     return re.sub(r"[^a-z0-9]+", "-", name_with_threads.lower()).strip("-")
 
@@ -109,7 +109,7 @@ def stored_speed(slug: str) -> DeviceSpeed:
 
 
 def save(speed: DeviceSpeed) -> Path:
-    """Write a device's speed to its file and return the path. Raises ConfigError: the folder cannot be written."""
+    """Write or replace the file of a device; return its path. Raises ConfigError: the folder cannot be written."""
     speed_file = folder() / f"{speed.slug}.json"
     try:
         replace_json(speed_file, {"scheme": SCHEME, **asdict(speed)}, indent=1)
@@ -134,9 +134,9 @@ def _read(file: Path) -> DeviceSpeed | None:
 
 
 def speed_of_device(setting: str, again: bool = False) -> DeviceSpeed:
-    """Return the speed of this machine's device.
+    """Return the speed of this machine's device, stored or measured and stored now.
 
-    The device is measured if no speed is stored, or if the load of the machine was clearly higher at that time.
+    It is measured if none is stored, or if the stored one was measured under a clearly higher load of the machine.
 
     setting: `cpu`, `cuda`, or `auto`. again: measure in any case.
 

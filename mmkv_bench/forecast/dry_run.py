@@ -195,7 +195,7 @@ class DryModel:
 
 @contextmanager
 def dry_model(config: Any, dtype: str, attention: str, kind: str) -> Iterator[DryModel]:
-    """Yield a `DryModel` whose memory on a kind of device (`cuda`, `cpu`) is counted. Other arguments: see `DryModel`."""
+    """Yield a `DryModel` whose memory is counted. kind: device (`cuda`, `cpu`). Other arguments: see `DryModel`."""
     counter = LiveStorages(torch.device(kind))
     with without_numbers(counter) as made_up:
         yield DryModel(config, getattr(torch, dtype), attention, counter, made_up)

@@ -1,5 +1,5 @@
-"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether caches fit
-into memory.
+"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and what fits into
+memory.
 
 No weights, data or torch are loaded. Unknown parts are listed in `Forecast.missing`, never counted as zero.
 """
@@ -284,7 +284,7 @@ def _fed_pieces(made: Passes, length: PromptLength, turn: int) -> Mapping[tuple[
 
 
 def _chunk(cell: Cell, length: PromptLength, family: ModelFacts | None) -> int:
-    """Return the tokens of a stream's chunk: the whole prompt if the tokens of a frame are unknown."""
+    """Return the tokens of a stream's chunk: the whole prompt if `every` is None or a frame's tokens are unknown."""
     frames_per_chunk = cell.stream.every
     if frames_per_chunk is None:
         return length.tokens

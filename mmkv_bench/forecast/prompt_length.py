@@ -148,7 +148,7 @@ def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
 
 
 def _page_sizes(spec: TaskSpec) -> list[tuple[int, int]]:
-    """Return the sizes of the drawn pages in a task's prompt (width, height in pixels); one page if the number varies."""
+    """Return the sizes of the pages in a task's prompt (width, height in pixels); one page if the number varies."""
     from mmkv_bench.tiny.glyphs import CELL
     from mmkv_bench.tiny.pages import FRAMES, SIZES
 

@@ -136,7 +136,7 @@ def prefill_operations(decoder: Decoder, tokens: int, cap: int | None = None, ch
 
 
 def last_operations(decoder: Decoder, tokens: int) -> float:
-    """Return the operations of a prefill for its last token only: logits, and layers that reuse another layer's keys."""
+    """Return the operations of a prefill for its last token only: logits, and layers that reuse other layers' keys."""
     query_key_pairs = decoder.queries(False, True) * tokens + decoder.queries(True, True) * min(
         tokens, decoder.states.window + 1
     )
@@ -257,7 +257,7 @@ def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None
 
 
 def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
-    """Return the roofline of timed rows from a stored measurement of their device; None without exactly one."""
+    """Return the roofline of timed rows from a stored measurement; None if there is none or several."""
     rooflines = set(stored_rooflines(store, rows).values())
     return rooflines.pop() if len(rooflines) == 1 else None
 

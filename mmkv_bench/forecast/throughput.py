@@ -55,7 +55,7 @@ class Rate:
 
 
 def rates(plan: Plan, coverage: Coverage, store: Store) -> list[Rate]:
-    """Return one `Rate` per dataset of the plan, from all stored rows of its model. coverage: which answers are stored."""
+    """Return one `Rate` per dataset of the plan, from stored rows of its model. coverage: which answers are stored."""
     cells = store.cells(columns=("cell", "model_fingerprint", "device"))
     cells_of_model = cells.filter(pc.equal(cells["model_fingerprint"], plan.cells[0].model_fingerprint))
     stored_rows = store.responses(cells_of_model["cell"].to_pylist(), ("dataset", "worker", "committed_at", "slim"))

@@ -36,8 +36,8 @@ Receipts = Mapping[Path, Mapping[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Report:
-    """A written report. index: first page. about, size: sentences. left_out: sentences on samples and tables that are
-    missing."""
+    """A written report. index: first page. about, size: sentences. left_out: sentences on missing parts, and on
+    passes whose times were used."""
 
     index: Path
     about: str

@@ -34,7 +34,7 @@ COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compres
 
 
 def cell_fields(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return hash of a cell -> its row of `cells` as JSON values, without nulls and without its configuration."""
+    """Return hash of a cell -> its row of `cells` as JSON values, without nulls, configuration, version and hash."""
     rows = {}
     for row in cells.to_dict("records"):
         shown_fields = {
@@ -66,8 +66,8 @@ def metric_rows(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
 def answer_summary(rows: pa.Table) -> dict[str, Any] | None:
     """Return a summary of a cell's answers; None without answers.
 
-    Number of answers, number per status, (least, mean, most) of each column in `COUNTED`, number of answers over
-    budget.
+    Number of answers, number per status; of the ok answers (least, mean, most) of each column in `COUNTED`, and the
+    number over budget.
     """
     if not len(rows):
         return None
@@ -138,7 +138,7 @@ COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_ANSWER_COLUMNS, *COUNTED)
 
 
 class AnswerTable:
-    """Rows of `responses` by cell. table: from `Store.responses`, sorted by cell and sample, texts dictionary-encoded."""
+    """Rows of `responses` by cell. table: from `Store.responses`, sorted by cell and sample, with coded texts."""
 
     def __init__(self, table: pa.Table) -> None:
         names, cell_codes = encode(frame(table.select(["cell"]))["cell"])
@@ -181,7 +181,7 @@ class AnswerTable:
 def sample_scores(
     samples: pd.DataFrame, cells: Collection[str], shown: Collection[str], without: Collection[str] = FIDELITY
 ) -> dict[tuple[str, str], dict[str, float | None]]:
-    """Return (cell, sample id) -> metric -> score for the given cells and samples. without: metrics that are left out."""
+    """Return (cell, sample id) -> metric -> score for the given cells and samples. without: left-out metrics."""
     is_wanted = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
     is_wanted &= ~samples["metric"].isin(list(without)).to_numpy()
     wanted_scores = samples.loc[is_wanted, ["cell", "sample_id", "metric", "value", "status"]]

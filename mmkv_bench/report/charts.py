@@ -153,7 +153,7 @@ def against_length(tables: Sequence[CostTable], cost: str) -> Figure | None:
 def against_place(line: pd.DataFrame, full: pd.DataFrame) -> Figure:
     """Return a chart of the score against a question's position among its document's questions, one line per mode.
 
-    The mode says for which question the cache was compressed. The full cache is dashed.
+    The mode says what the cache was compressed for, see `tables.questions.MODES`. The full cache is dashed.
 
     line, full: rows of `tables.questions.by_place` of one method and budget, and of the full cache.
     """

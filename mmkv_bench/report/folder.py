@@ -97,7 +97,7 @@ class Folder:
         self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{figure_json});\n".encode())
 
     def heads(self, layers: int, heads: int, words: str, kinds: Sequence[str] = ("",), digits: int = 0) -> str:
-        """Write the heat map of `by_head` unless it exists, and return its name. The arguments are those of `by_head`."""
+        """Write the heat map of `by_head` unless it exists, and return its name. Arguments: see `by_head`."""
         name = f"heads-{layers}-{heads}-{len(kinds)}-{digits}"
         if name not in self._heads:
             self._heads.add(name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def number(value: Any) -> float | int | None:
-    """Return a number rounded to six significant digits; whole numbers stay whole. None, NaN and infinities give None."""
+    """Return a number rounded to six significant digits; whole ones stay whole. None, NaN and infinities give None."""
     if value is None or isinstance(value, bool | int):
         return value
     value = float(value)

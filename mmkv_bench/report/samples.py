@@ -94,7 +94,7 @@ class Prompts:
         return self._of_row(row) if row else Prompt(missing=NO_TABLE if page is None else OTHER_PAGE)
 
     def visual(self, prompt_hash: str | None) -> list[float] | None:
-        """Return the column `visual` of a prompt: positions and boxes of its visual tokens; None if the store has none."""
+        """Return the column `visual` of a prompt: positions and boxes of visual tokens; None if not stored."""
         return self._stored.get(prompt_hash or "", {}).get("visual")
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:

@@ -36,7 +36,7 @@ ScoreLine = dict[str, Any]
 
 
 def cost_value(line: ScoreLine, name: str) -> float | None:
-    """Return the median cost of a line; None if the rows lack it. name: `bytes` (held) or `token` (seconds per token)."""
+    """Return the median cost of a line; None if rows lack it. name: `bytes` (held) or `token` (seconds per token)."""
     return None if line[name] is None else line[name].value
 
 
@@ -336,7 +336,7 @@ def audit_words(audit: Audit) -> str:
 
 
 def _key(table: ScoreTable | CostTable, method: Line, budget: str) -> tuple[Any, ...]:
-    """Return the key that matches score tables and cost tables of one store: context, method, kind of budget, budget."""
+    """Return the key that matches score and cost tables of one store: context, method, kind of budget, budget."""
     return *map(table.context.get, CONTEXT), method.name, *cell_key(table.context, method, table.axis, budget)
 
 

@@ -68,7 +68,10 @@ class ChosenCells(NamedTuple):
 
 
 class StoreCells:
-    """All cells of a store: `full` first, then by method and budget. Raises ConfigError: the store has no cells."""
+    """All cells of a store, by dataset, model and protocol; in each `full` first, then by method and budget.
+
+    Raises ConfigError: the store has no cells.
+    """
 
     def __init__(self, store: Store) -> None:
         table = cached_rows(store, "cells", _COLUMNS)
@@ -105,7 +108,8 @@ class StoreCells:
     def choose(self, words: Sequence[str]) -> ChosenCells:
         """Return the cells and the sample that the arguments of `mmkv-bench show` choose.
 
-        Each word is a method, a budget, another column value, the beginning of a hash, or a sample's id (at most one).
+        Each word is a method, a budget, `method@budget`, `seed=1`, a value of another column, the beginning of a hash,
+        or a sample's id (at most one).
         Words of one kind are alternatives; a cell must match every kind that occurs.
 
         Raises ConfigError: a word matches nothing, or no cell matches all words.
@@ -208,7 +212,10 @@ _PROVENANCE_COLUMNS = (
 
 
 def show_store(console: Console, cells: StoreCells, chosen: Sequence[str]) -> None:
-    """Print one line per chosen cell: score, interval, and number of answers by status. chosen: hashes of the cells."""
+    """Print one line for each of the first `MOST` chosen cells: score, interval, and number of answers by status.
+
+    chosen: hashes of the cells.
+    """
     counts = tally(cells.store).counts.select(["cell", "status", "n"]).to_pandas()
     answers_by_status = counts.groupby(["cell", "status"], observed=True)["n"].sum().to_dict()
     endings_of: dict[str, dict[str, int]] = {}

@@ -326,7 +326,7 @@ def _heads(kept: Sequence[Any] | None, folder: Folder) -> tuple[str, Sequence[An
 
 @lru_cache(1 << 14)
 def _markup(status: str | None, error: str | None, answer: str | None, same: int | None, full: str) -> Markup:
-    """Return an answer as HTML. Text after the first `same` characters, which equal the full cache's answer, is marked."""
+    """Return an answer as HTML. The first `same` characters equal the full cache's answer; the rest is marked."""
     if status is None:
         return Markup('<span class="quiet">no row</span>')
     if status != "ok":
@@ -339,7 +339,7 @@ def _markup(status: str | None, error: str | None, answer: str | None, same: int
 
 
 def _comparison(shown: GroupAnswers) -> dict[str, Any]:
-    """Return the data with which the page's script compares two cells: answers, failures, first differences and scores."""
+    """Return the data with which the page's script compares cells: answers, failures, first differences, scores."""
     text_numbers: dict[str, int] = {}
     cells = [
         {

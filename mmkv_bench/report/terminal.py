@@ -71,7 +71,7 @@ MARK = ">>"
 
 
 def shorten(text: str) -> str:
-    """Return the printable beginning of a text, and the number of characters that are left out."""
+    """Return the printable beginning of a text, followed by the number of left-out characters, if any."""
     more_text = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
     return plain(text[:LONGEST]) + more_text
 
@@ -121,7 +121,7 @@ class KeptMap(NamedTuple):
     places: np.ndarray | None
 
     def lines(self, shades: str, width: int) -> list[str]:
-        """Return the map as text lines of at most `width` characters. shades: characters from nothing kept to all kept."""
+        """Return the map as text lines of at most `width` characters. shades: from nothing kept to all kept."""
         visual = self.share[self.visual]
         text = len(self.share) - len(visual)
         counts_text = (
