@@ -146,8 +146,8 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
 def _without_later_parameters(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
     """Return the node without later parameters that have their default, or no effect at the model's precision.
 
-    Later parameters were added after the method's first rows. They are listed in `later` of a part's class or of the method's file; `halves` of the class lists those that
-    only half precision uses.
+    Later parameters were added after the method's first rows. They are listed in `later` of a part's class or of the method's
+    file; `halves` of the class lists those that only half precision uses.
     """
     form = dict(node)
     for part in PARTS:
