@@ -56,8 +56,8 @@ class Protocol(ABC):
         cuts: the prompt is cut after its visual tokens, or after the document that its dataset names (`context_key`); a prompt
             without either, or without text after it, is refused.
         from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
-        caveat: table note on scores of methods that evict; None: the note only states the share of tokens from the full
-            prefill.
+        caveat: table note on scores of methods other than `full`; None: the note only states the share of tokens from the
+            full prefill.
         prefills_again: kept entries come from a second prefill that sees kept entries only; for methods that only evict.
         streams: the context arrives in chunks, and no KV head has more entries than the budget after any of them.
         converses: a document's questions are asked in turn, in one conversation.

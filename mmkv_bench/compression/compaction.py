@@ -18,7 +18,7 @@ class Compaction:
     """`stream.positions=compact`: kept keys are rotated to consecutive positions that end at the newest token's position.
 
     The distance of a query to a key is then the difference of their indices in the cache, as in StreamingLLM (arXiv
-    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the last entry keeps the newest token's position,
+    2309.17453, section 3.2). StreamingLLM numbers a cache from 0. Here the last entry gets the newest token's position,
     and queries keep theirs. For rotary attention this is equivalent, and queries have the same positions in all heads,
     whatever each head keeps.
 

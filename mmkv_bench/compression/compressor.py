@@ -293,7 +293,7 @@ class Compressor:
             n_layers: number of layers of the model.
             refed: number of last tokens that will be fed again (1 under `strict`). They are no candidates, and their entries
                 are reserved: C - 1 entries per head are chosen from T - 1.
-            order: `selector.order` of the candidates, the layers' heads stack_scores: int64 `[len(scores) * Hkv, T - refed]`;
+            order: `selector.order` of the candidates, the layers' heads stacked: int64 `[len(scores) * Hkv, T - refed]`;
                 None: sort here.
             summaries: layer -> result of the allocator's `summary` (see `Context`).
             length: T, the number of tokens that the budget applies to; None: as many as were scored.

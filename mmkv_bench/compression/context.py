@@ -23,9 +23,7 @@ class Context:
     refed: int = 0  # last tokens that will be fed again and are not candidates
     types: Tensor | None = None  # int [T], 0 text, 1 image, 2 video; None when unknown
     summaries: Mapping[int, Tensor] = field(default_factory=dict)
-    asked: Fraction | None = (
-        None  # requested fraction of T (C is the product, rounded down); None for a budget in entries
-    )
+    asked: Fraction | None = None  # requested fraction of T (C: product, rounded down); None for a budget in entries
 
     @property
     def candidates(self) -> int:

@@ -374,7 +374,10 @@ class Observation:
         return torch.Generator().manual_seed(seed)
 
     def memo(self, name: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of ``make()``, computed once per layer for this reader and its key (``seen_by``). It is read-only."""
+        """Return the value of ``make()``, computed once per layer for this reader and its key (``seen_by``).
+
+        Callers must not write to it.
+        """
         return self.shared(("memo", *self._reader, name), make)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:

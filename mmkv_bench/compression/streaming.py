@@ -24,7 +24,7 @@ class StreamLayer(CompressedLayer):
     """A compressed layer of a prompt that is read chunk by chunk (a stream). All heads have the same number of entries.
 
     Masks cover stored slots, not all tokens read, because every stored slot is older than the current chunk. So a mask's
-    size does not grow with the stream's length.
+    size grows with the number of stored entries and with the chunk, not with the stream's length.
     """
 
     def clone(self) -> Self:

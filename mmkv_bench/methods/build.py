@@ -129,8 +129,8 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
     Code outside of this package is named by its content (a file's checksum, a package's version), never by its path.
     Two marks are added for tables: `READS_ANSWER` if the scorer reads the full cache's answer (the method is a ceiling), and
     `OVER_BUDGET` if the paper's own formula may exceed the budget (not under `reading=released`).
-    A parameter that was added after the method's first rows is left out at its default, and a parameter that only half
-    precision uses is left out at another precision, so that hashes do not change.
+    A parameter that was added after the method's first rows is left out at its default, or if only half precision uses it and
+    the model has another precision, so that hashes do not change.
 
     dtype: the model's precision; None: unknown.
     """
@@ -144,10 +144,10 @@ def identity_form(node: Mapping[str, Any], compressor: Compressor, dtype: str | 
 
 
 def _without_later_parameters(node: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
-    """Return the node without parameters that were added after the method's first rows and have no effect.
+    """Return the node without later parameters that have their default, or no effect at the model's precision.
 
-    Such parameters are listed in `later` of a part's class or of the method's file; `halves` of the class lists those that
-    only half precision uses.
+    Later parameters were added after the method's first rows. They are listed in `later` of a part's class or of the method's
+    file; `halves` of the class lists those that only half precision uses.
     """
     form = dict(node)
     for part in PARTS:

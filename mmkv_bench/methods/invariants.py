@@ -2,8 +2,8 @@
 
 `mmkv-bench check` runs the checks on a user's file with the problems of `toy_layers`. The tests run them on every
 shipped method with problems of their own. Seven checks test the method's parts on random layers, two test whole answers
-of the embedded model. A check takes the method, `made`, and prompts of random layers, `problems`; it returns what is
-broken, or None. The first line of its docstring is the promise, which users see.
+of the embedded model. A check takes the method, `made`, and, if it tests parts, prompts of random layers, `problems`.
+It returns what is broken, or None. The first line of its docstring is the promise, which users see.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ def medians(values: np.ndarray, groups: np.ndarray, clusters: np.ndarray, count:
 def _order_statistics(n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (skip, level) for each group of `n` independent values: values to skip at each end, and confidence level.
 
-    A group that is too small for an interval has skip -1; with fewer than two values its level is NaN.
+    A group of fewer than two values has skip -1 and level NaN.
     """
     from scipy.special import bdtr
 
