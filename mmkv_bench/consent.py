@@ -42,13 +42,13 @@ def rows_name_files(digests: Collection[str] = ()) -> Iterator[None]:
 
 
 def require(path: Path | str, digest: str | None) -> None:
-    """Refuse a code file that may not run inside `rows_name_files`; otherwise print its path, once.
+    """Inside a `with rows_name_files` block, refuse a code file that is not allowed, and print the path of an allowed one once.
 
     Outside of such blocks every file may run.
 
     Args:
         path: the file, or the folder of a task's code.
-        digest: SHA-256 of the code that would run; None if rows store no checksum of such code, which is refused.
+        digest: SHA-256 of the code that would run; None: the rows store no checksum of this kind of code, and the file is refused.
 
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the file is not allowed.

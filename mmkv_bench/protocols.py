@@ -216,12 +216,13 @@ class Strict(Protocol):
 
 
 class Masked(Strict):
-    """A diagnostic of `strict` that recomputes the kept entries in a prefill that sees nothing else.
+    """A diagnostic variant of `strict`: a second prefill recomputes the kept entries without attention to evicted tokens.
 
     Scoring and selection are those of `strict`. Then the prompt is prefilled a second time: in each layer and KV head,
-    every token attends only to kept entries and to itself. The entries that stay are those of the second pass, and the
-    last prompt token is fed again on them. A token evicted everywhere still affects which tokens stay and what the
-    vision encoder mixed, but nothing else. The difference to `strict` is what kept entries remember of evicted ones.
+    every token attends only to kept entries and to itself. The cache then holds the entries of the second prefill, and the
+    last prompt token is run once more against it. A token that every head evicted still has an effect in two ways: it
+    took part in choosing the kept tokens, and the vision encoder mixed it into other visual tokens. The difference between the
+    scores of `strict` and `masked` shows how much the kept entries carry of the evicted ones.
     """
 
     name = "masked"

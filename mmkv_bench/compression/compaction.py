@@ -40,11 +40,11 @@ class Compaction:
         self._moved: dict[int, Tensor] = {}
 
     def moves(self, layer: int, tokens: Tensor, index: Tensor) -> Tensor:
-        """Assign new positions to the entries of a layer that stay, and return how far each key must be rotated.
+        """Assign new positions to the kept entries of a layer, and return how far each key must be rotated.
 
         Args:
-            tokens: int64 `[Hkv, S]` the token in each slot before the eviction, ascending.
-            index: `[Hkv, m]` slots that stay.
+            tokens: int64 `[Hkv, S]` each slot's token before the eviction, as its index in the stream, ascending.
+            index: `[Hkv, m]` kept slots.
 
         Returns:
             int64 `[axes, Hkv, m]`: new position minus old position.

@@ -133,7 +133,7 @@ class Compressor:
             )
 
     def check_only_evicts(self, protocol: str) -> None:
-        """Raise UnsupportedError if the method does more than evict entries, which a second prefill could not repeat."""
+        """Raise UnsupportedError if the method changes kept entries: a second prefill can repeat evictions only."""
         decoding, reducer, objection = self.decoding, self.reducer, None
         if self.resamples:
             objection = "evicts nothing"

@@ -112,7 +112,7 @@ def visual_prompt(
         )
         if not media:
             raise ConfigError(
-                f"lengths={tokens} is too short for any {kind} of {loaded.name}, with {tokens_without_media} tokens "
+                f"lengths={tokens} is too short for any {kind} of {loaded.name} beside {tokens_without_media} tokens "
                 "of its template "
                 f"and {LEAST_TEXT} of a question; give longer lengths, or prompts=text"
             )

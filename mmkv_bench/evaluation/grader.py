@@ -194,9 +194,9 @@ class BatchGrader:
         self.opened = False
 
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
-        """Score the answers of `texts` (doc_id -> texts) that have no score yet. Return whether this was possible.
+        """Score the answers of `texts` (doc_id -> texts) that have no score yet. Return True if they were scored.
 
-        Scoring is impossible if a score depends on several samples, or an answer is broken or belongs to no document.
+        Return False if a score depends on several samples, or an answer is malformed or belongs to no document.
         """
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):

@@ -26,9 +26,10 @@ from mmkv_bench.judging.questions import JudgedMetric, prompts_digest
 def metrics_due(
     spec: TaskSpec, docs: Documents, doc_ids: Iterable[int], judged: tuple[JudgedMetric, ...]
 ) -> dict[int, list[str]]:
-    """Return document -> metrics that the scorer returns for an empty answer.
+    """Return document -> names of the metrics that the scorer gives for an answer.
 
-    The scorer runs in a separate pass without a judge. If the scorer needs a real answer or a judge, the list is empty.
+    The names are those that the scorer returns for an empty answer, without a judge. The list is empty if the scorer needs a
+    judge or an answer with text.
     """
     empty_answers = dict.fromkeys(doc_ids, "")
     if not empty_answers:

@@ -166,7 +166,8 @@ class Source:
             check_tokenizer(Path(self.place))
 
     def _require_same(self, config: Any) -> None:
-        """Raise ConfigError for the config of another checkpoint, because its rows would have this model's name."""
+        """Raise ConfigError if the config describes another checkpoint, because that checkpoint's rows would be stored under this
+        model's name."""
         expected = (self.settings.shape or {}).get("model_type")
         if expected is None:
             return

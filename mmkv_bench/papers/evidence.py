@@ -168,8 +168,10 @@ class Evidence:
         return np.array([row for row in rows if self._has_calibration(row, wanted.method.calibrated)], dtype=np.int64)
 
     def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
-        """Return the sort key of a run of the number `wanted`. The run with the greatest key is used: the run with the fewest
-        mismatches, then the newest version of the method, then the most answers, then the newest run. Scores never choose.
+        """Return the sort key of a run that measured the number at the address `wanted`. The run with the greatest key is used.
+
+        Fewest mismatches come first, then the newest version of the method, the most answers, and the newest run. Scores
+        are no part of the key.
 
         key: facts of the run. rows: positions of the run's rows.
         """

@@ -279,8 +279,8 @@ def _parts(
     Args:
         keys, at: keys and address of the cell.
         column: column of the cell.
-        row: cells of the same row, whose addresses a mean over columns averages.
-        reading: name of a further reading (version of the methods' rules); "": the table's own.
+        row: cells of the same row; a mean over columns averages their numbers.
+        reading: name of another version of the methods' rules (`paper` or `released`); "": the version of the table.
     """
     if not column.mean:
         if at.metric != MEAN:

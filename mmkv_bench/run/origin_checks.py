@@ -129,7 +129,7 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
         ]:
             raise StoreError(
                 f"cells of this run were begun under {store.root} with {', '.join(differences)}, and one cell must not mix "
-                "them: continue on that machine, or give another folder (out=<folder>)"
+                "two machines: continue on the first machine, or give another folder (out=<folder>)"
             )
 
 

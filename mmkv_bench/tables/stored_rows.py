@@ -340,5 +340,5 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 
 
 def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
-    """Return a cell's values of `columns` as texts, "" for null. Only cells with equal keys may be compared."""
+    """Return a cell's values of `columns` as texts, "" for null. Cells may be compared only if their keys are equal."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

@@ -130,7 +130,7 @@ def test_a_changed_score_is_found(rows, tmp_path, capsys):
 def test_words_that_choose_nothing_are_answered(rows, tmp_path, capsys):
     for words, message in {
         ("snapkv@17",): "neither a cell nor a sample",
-        ("no-such-folder", "snapkv"): "is not a folder of result rows, and words that choose cells need one folder",
+        ("no-such-folder", "snapkv"): "is not a folder of result rows. Words that choose cells follow one folder",
     }.items():
         rows_given = [] if words[0].startswith("no-such") else [str(rows)]
         assert main([*rows_given, *words]) == 2

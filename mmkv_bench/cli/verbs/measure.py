@@ -1,4 +1,4 @@
-"""`mmkv-bench calibrate` measures a model for a method's artefact; `mmkv-bench diagnose` measures what papers analyse."""
+"""`mmkv-bench calibrate` measures a model for a method's calibration; `mmkv-bench diagnose` measures the papers' analyses."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def _requested_cells(roots: Sequence[Path], words: Sequence[str]) -> tuple[list[
     if len(roots) != 1:
         folders_clause = "no folder" if not roots else f"{len(roots)} folders"
         raise ConfigError(
-            f"{words[0]!r} is not a folder of result rows, and words that choose cells need one folder before "
-            f"them, but got {folders_clause}. Write mmkv-bench verify <rows> {' '.join(words)}"
+            f"{words[0]!r} is not a folder of result rows. Words that choose cells follow one folder, but got "
+            f"{folders_clause}. Write mmkv-bench verify <rows> {' '.join(words)}"
         )
     chosen_cells = StoreCells(Store(roots[0])).choose(words)
     return chosen_cells.cells, chosen_cells.sample

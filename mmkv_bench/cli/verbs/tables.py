@@ -80,10 +80,10 @@ def _refuse_conflicts(given: argparse.Namespace, names: Sequence[str], costs: Se
     if given.join and (given.pairs or given.against):
         raise ConfigError("--join prints only scores; leave out --pairs and --against, or --join")
     if _fidelity_alone(given, names) and score_options:
-        single_table_formats = ", ".join(sorted(fidelity_metrics([GROUP])))
+        fidelity_metric_names = ", ".join(sorted(fidelity_metrics([GROUP])))
         raise ConfigError(
             f"--{score_options[0]} does not work with --metric fidelity (one table of all metrics of "
-            f"fidelity); name the metrics: --metric with one or more of {single_table_formats}"
+            f"fidelity); name the metrics: --metric with one or more of {fidelity_metric_names}"
         )
 
 

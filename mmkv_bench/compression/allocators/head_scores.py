@@ -93,7 +93,7 @@ class HeadScores(Allocator):
         return self.rounding == "nearest" or self.surplus == "drop" or blank
 
     def method_version(self, method: Composed) -> int:
-        """Return 2 if the floor is rounded down to whole entries, as released; else 1."""
+        """Return 2 if a head's minimum is rounded down to whole entries, as in the released code; else 1."""
         return 2 if self.rounding == "nearest" and self.scores != "uniform" else 1
 
     @staticmethod

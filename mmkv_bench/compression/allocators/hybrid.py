@@ -225,7 +225,9 @@ class Hybrid(Allocator):
         context: Context | None = None,
     ) -> list[Tensor]:
         if context is None:
-            raise ValueError("the layers' sparsity scores are missing; give the context with their summaries")
+            raise ValueError(
+                "the context has no summaries (sparsity scores) of the layers; give a context with `summaries`"
+            )
         return list(self.divide(context.summaries, budget, scores[0].shape[1]).entries)
 
     def divide(self, summaries: Mapping[int, Tensor], budget: int, candidates: int) -> HeadBudgets:

@@ -76,8 +76,8 @@ class Spectral(Allocator):
             return Uniform().caps(scores, budget, layers, n_layers)
         if context is None or any(layer not in context.summaries for layer in layers):
             raise ValueError(
-                f"layers {list(layers)} are divided by their spectra, but summaries are missing; give the summaries "
-                "of all of them"
+                f"layers {list(layers)} share a budget by their spectra, but summaries are missing; give a summary "
+                "of each of these layers"
             )
         candidates = scores[0].shape[1]
         weights = [float(context.summaries[layer].sum()) for layer in layers]
