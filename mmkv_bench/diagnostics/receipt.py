@@ -264,10 +264,10 @@ def tables_text(root: Path) -> str:
     """
     from mmkv_bench.tables.build import RANDOM, build
     from mmkv_bench.tables.formats import markdown
-    from mmkv_bench.tables.score_text import among, names, tables_of_scores
+    from mmkv_bench.tables.score_text import fidelity_metrics, names, tables_of_scores
     from mmkv_bench.tables.stored_rows import load
 
-    rows = load(root, fidelity=among([]))
+    rows = load(root, fidelity=fidelity_metrics([]))
     try:
         built_tables = build(rows, metrics=names(None, rows))
     except ConfigError as error:
