@@ -48,7 +48,8 @@ def require(path: Path | str, digest: str | None) -> None:
 
     Args:
         path: the file, or the folder of a task's code.
-        digest: SHA-256 of the code that would run; None: the rows store no checksum of this kind of code, and the file is refused.
+        digest: SHA-256 of the code that would run; None: the rows store no checksum of
+            this kind of code, and the file is refused.
 
     Raises:
         CodeOfRowsError: inside `rows_name_files`, the file is not allowed.

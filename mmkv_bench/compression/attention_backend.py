@@ -1,8 +1,8 @@
 """The attention functions registered with transformers: transformers' kernels, with a mask over a compressed cache's slots.
 
 `transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision
-tower keeps its implementation. A mask function is registered under each name too. Where it is missing, transformers builds no mask,
-and padding would be attended to.
+tower keeps its implementation. A mask function is registered under each name too. Where it is missing, transformers
+builds no mask, and padding would be attended to.
 """
 
 from __future__ import annotations

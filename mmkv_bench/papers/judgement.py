@@ -197,8 +197,8 @@ def _paired_full(number: Measurement, full: PrintedFull, reader: EvidenceReader)
 def _apply_gate(verdict: Verdict, pair: _PairedFull) -> Verdict:
     """Return the verdict on a method after the check of the full cache.
 
-    The verdict becomes `not comparable` if our full cache differs from the paper's, or was not run under the same conditions,
-    and `undecided` if the verdict on the full cache is `undecided`.
+    The verdict becomes `not comparable` if our full cache differs from the paper's, is not comparable with it, or was not
+    run under the same conditions, and `undecided` if the verdict on the full cache is `undecided`.
     """
     gate = pair.gate
     full_passes = gate is not None and gate.word in (margins.AGREES, margins.UNINFORMATIVE) and not pair.why

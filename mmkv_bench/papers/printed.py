@@ -125,7 +125,7 @@ def names() -> Mapping[str, Any]:
 
 @cache
 def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
-    """Return `Address.printed` -> printed value, for all values of a table.
+    """Return `Address.printed` -> printed value, for all values of a table except claims.
 
     Raises:
         ConfigError: `names.yaml` lacks a name, two values have the same address, or the table is a stand-in.

@@ -236,7 +236,7 @@ def _sources(filled: FilledTable, one: FilledCell) -> list[str]:
 
 
 def _command(filled: FilledTable, one: FilledCell) -> str:
-    """Return the commands that measure a cell's number, joined; "" if the number is complete or cannot be measured."""
+    """Return the commands that make the missing rows of a cell, joined; "" if none are missing or no command makes them."""
     if one.measured.state not in _INCOMPLETE_STATES:
         return ""
     lines = (command(at, filled.layout.experiments) for at in one.cell.needed_addresses)

@@ -128,8 +128,8 @@ def refuse_other_machine(store: Store, cells: Collection[str], own: Mapping[str,
             if value != own_facts[name]
         ]:
             raise StoreError(
-                f"cells of this run were begun under {store.root} with {', '.join(differences)}, and one cell must not mix "
-                "two machines: continue on the first machine, or give another folder (out=<folder>)"
+                f"cells of this run were begun under {store.root} with {', '.join(differences)}, but a cell's rows must "
+                "agree in these: continue where the cells were begun, or give another folder (out=<folder>)"
             )
 
 

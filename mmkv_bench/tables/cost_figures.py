@@ -82,7 +82,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
 
 
 def _line_styles(tables: Sequence[CostTable]) -> dict[tuple[str, str], dict[str, str]]:
-    """Return (label, budget) -> plot style. The colour tells the method; marker and dashes tell the budget."""
+    """Return (label, budget) -> plot style. The method sets colour and marker; the budget shifts the marker and sets dashes."""
     methods = looks(method.label for table in tables for method in table.methods)
     lines = {(table.axis, method.label, budget): None for table in tables for method, budget in table.lines()}
     budgets = sorted({(axis, float(budget), budget) for axis, _, budget in lines if budget})
@@ -224,7 +224,7 @@ def fronts(
         tokens, batch, prompts: prompt length, batch and kind of prompt of the passes; required if passes differ in them.
 
     Raises:
-        ConfigError: a table has scores but no cost, no pass has the given shape, or a required argument is missing.
+        ConfigError: no method of a table has score and cost, no pass has the given shape, or a required argument is missing.
     """
     known_tables = [table for root in roots for table in cost_tables(root, (), beside=costs)]
     answers = [table for table in known_tables if not table.per_pass]

@@ -284,7 +284,7 @@ def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
 
 
 def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
-    """Group the tables that differ only in dataset and metric."""
+    """Group the tables that differ at most in dataset, generation settings and metric."""
     groups: dict[tuple[object, ...], list[ScoreTable]] = {}
     for table in tables:
         groups.setdefault((table.axis, *_context(table)), []).append(table)

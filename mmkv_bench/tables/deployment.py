@@ -1,7 +1,7 @@
 """Tables for choosing the budget of a service: speed, memory, largest batch and lost score per method, budget and batch.
 
-Passes of `scenario=efficiency` measure speed and memory; a plan counts them in a dry run, or forecasts bounds. The lost score is
-the full cache's score minus the method's over the same samples.
+Passes of `scenario=efficiency` measure speed and memory; a plan counts memory in a dry run, or forecasts bounds of both. The lost
+score is the full cache's score minus the method's over the same samples.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ def _place(method: str, reading: str, budget: str, seed: str) -> tuple[object, .
 
 
 def _at_turn(line: pd.DataFrame) -> GridCell:
-    """Return the mean score of one turn's questions, with the mean under `query_aware` of the same questions in brackets."""
+    """Return the mean score of one turn's questions; in brackets the mean of the same questions under `query_aware`, if any."""
     paired_rows = line[line["turns"].notna() & line["each"].notna()]
     if paired_rows.empty:
         return _number(line["turns"].mean())

@@ -119,7 +119,7 @@ Sums = dict[tuple[str, str], Sum]
 
 
 def sums_of(samples: pa.Table) -> Sums:
-    """Return the sums over `samples`, the scores by sample, of which `AT_ONCE` are in memory at a time."""
+    """Return the sums over `samples`, the scores by sample, of which `AT_ONCE` are summed at a time."""
     table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
     with_clusters = "cluster" in samples.column_names
     for name in ("sample_id", "cluster") if with_clusters else ():  # their dictionaries may differ from chunk to chunk

@@ -20,7 +20,7 @@ from mmkv_bench.papers import evidence_reader, non_score_metrics
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.judgement import FilledTable, fill
 from mmkv_bench.papers.layout import load, parse
-from mmkv_bench.papers.measurement import WHOLE, Measurement, State, _wider
+from mmkv_bench.papers.measurement import WHOLE, Measurement, State, _correct_interval
 from mmkv_bench.papers.table import details, render
 from mmkv_bench.store.files import checksum
 from mmkv_bench.store.store import Store
@@ -414,13 +414,13 @@ def test_parts_of_a_mean_that_ask_about_the_same_photographs_are_not_independent
     at, values = np.arange(40), np.tile([0.0, 1.0, 1.0, 1.0], 10)
     one = Scores(at, at, values, ids=ids)
     part = Measurement("measured", value=75.0, low=60.0, high=85.0, scores=one)
-    both = _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, part])
+    both = _correct_interval(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, part])
     assert (both.low, both.high) == (pytest.approx(60.0), pytest.approx(85.0))
     other = replace(part, scores=Scores(at, at, 1 - values, ids=ids))
-    none = _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, other])
+    none = _correct_interval(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, other])
     assert (none.low, none.high) == (pytest.approx(75.0), pytest.approx(75.0))
     apart = replace(part, scores=Scores(at, at + 40, values, ids=ids))
-    assert _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, apart]).low == pytest.approx(75 - 15 / 2**0.5)
+    assert _correct_interval(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, apart]).low == pytest.approx(75 - 15 / 2**0.5)
 
 
 @pytest.mark.slow
