@@ -78,8 +78,8 @@ log = logging.getLogger(__name__)
 class DatasetTracker:
     """Sends the running numbers of one dataset to a tracker. A cell is one method at one budget.
 
-    Keys under `<dataset>/`: means over this process's samples (a sample's value is the mean over its cells), the number
-    of failed rows per sample, and the largest memory peaks.
+    Keys under `<dataset>/`: means over this process's samples (a sample's value is the mean over its cells), the mean
+    number of failed rows per sample, and the largest memory peaks.
 
     Keys under `<dataset>/<cell>/`: `answers` and `failures` in the store, and mean metrics of this process's answers. A
     cell with its own prefill also has mean `ttft_s` and `tpot_s` and the largest memory peaks; times of a shared
