@@ -229,8 +229,8 @@ def validate_stream(
         uncut: datasets without `context_key`, whose streams are pictures or videos.
 
     Raises:
-        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model has recurrent states or does not read
-            videos in chunks, or `decode` is not eager.
+        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model has windows or recurrent states, or
+            does not read videos in chunks, or `decode` is not eager.
     """
     if not streamed:
         return

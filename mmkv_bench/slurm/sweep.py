@@ -66,7 +66,8 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: overrides, plan, store, shards of each dataset, and the maximum hours of a job."""
+    """One run of a sweep: overrides, plan, store, shards of each dataset, and the maximum hours of a job with
+    several datasets."""
 
     overrides: Sequence[str]
     plan: Plan

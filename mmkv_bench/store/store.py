@@ -177,7 +177,9 @@ class Store(StoreFolder):
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
         """Remove the scores of samples that will be answered again.
 
-        So the new answers are scored even if the run ends early. The cells' metrics stay until scoring. samples: cell to sample ids.
+        So the new answers are scored even if the run ends early. The cells' metrics stay until scoring.
+
+        samples: cell to sample ids.
         """
         stored_scores = self.load("samples", samples)
         dropped_keys = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
