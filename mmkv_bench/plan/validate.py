@@ -359,7 +359,7 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
 
 
 def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
-    """Check `gate.expected`, the full cache's score in a paper. The run needs one dataset, with real data and a metric."""
+    """Check `gate.expected`, the full cache's score in a paper. It needs one dataset, with real data and a metric."""
     if gate.expected is None:
         return
     gate_setting = f"gate.expected={gate.expected}"

@@ -190,7 +190,7 @@ def score_dataset(
             yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
     def rows_of(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
-        """Yield the `samples` rows of a block. A function, so that variables are freed before the next block is read."""
+        """Yield the `samples` rows of a block. A function, so variables are freed before the next block is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}

@@ -1,4 +1,4 @@
-"""Reports to Weights & Biases: a run's settings, running means during a run, and a final summary of the result folder."""
+"""Reports to Weights & Biases: a run's settings, running means, and a final summary of the result folder."""
 
 from __future__ import annotations
 

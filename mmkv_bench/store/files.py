@@ -211,6 +211,8 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
 def check_folder(folder: Path, need_bytes: int, kind: str = "result folder") -> None:
     """Raise ConfigError unless files can be created in `folder`, which may not exist yet, and `need_bytes` are free.
 
+    No file or folder is left behind.
+
     kind: name of the folder in messages.
     """
     ancestor = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))

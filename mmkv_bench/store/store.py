@@ -256,8 +256,7 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the rows of one timed pass. They replace the rows of an earlier pass with equal settings
-        and repeat number."""
+        """Store the rows of one timed pass. They replace those of an earlier pass with equal settings and repeat."""
         stamped_values = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked_rows = [check("timings", row, stamped_values) for row in rows]
         self.prepare()
