@@ -44,7 +44,7 @@ class DatasetIdentity:
         prompt: what shapes a prompt, such as the lmms-eval task and the prompt texts.
         generation: generation settings.
         context, questions: `context_key` and `questions_key` of the dataset. The hash covers both only if the protocol
-            cuts the prompt after the document.
+            cuts the prompt.
     """
 
     fingerprint: str

@@ -144,11 +144,11 @@ def usable_device(model: Model, dtype: str) -> str:
 
 
 def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
-    """Return the dtype in which a model will be loaded. `auto` is the dtype in the model's configuration, or else of
-    its first stored weight.
+    """Return the dtype in which a model will be loaded. `auto` is float32 for a GGUF file, else the dtype in the
+    model's configuration, or else of its first stored weight.
 
     config: from `Source.described`.
-    path: folder or hub id; None for random weights. A GGUF file gives float32.
+    path: folder or hub id; None for random weights.
     """
     if setting != "auto":
         return setting

@@ -206,7 +206,7 @@ class Plan:
         identities.usable_device(self.model, self.cells[0].dtype)
 
     def check_machine(self) -> None:
-        """Raise ConfigError or UnsupportedError if this machine lacks the plan's device, compiler or attention kernel."""
+        """Raise ConfigError or UnsupportedError without the device, compiler or attention kernel of the plan."""
         from mmkv_bench.compression.flash import check  # torch
 
         self.check_device()

@@ -229,8 +229,8 @@ def validate_stream(
         uncut: datasets without `context_key`, whose streams are pictures or videos.
 
     Raises:
-        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model has recurrent states or does not read
-            videos in chunks, or `decode` is not eager.
+        ConfigError, UnsupportedError: see `streaming.check_streams`; or the model has windows or recurrent states, or
+            does not read videos in chunks, or `decode` is not eager.
     """
     if not streamed:
         return
@@ -359,7 +359,7 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
 
 
 def _gate(gate: Gate, datasets: Nodes, data: Data) -> None:
-    """Check `gate.expected`, the full cache's score in a paper. The run needs one dataset, with real data and a metric."""
+    """Check `gate.expected`, the full cache's score in a paper. It needs one dataset, with real data and a metric."""
     if gate.expected is None:
         return
     gate_setting = f"gate.expected={gate.expected}"

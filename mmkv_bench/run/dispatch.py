@@ -40,7 +40,7 @@ class Dispatcher:
         self._waiting: set[int] = set()
 
     def connect(self) -> Connection:
-        """Register a new process and return its end of a pipe. The caller closes this end after starting the process."""
+        """Register a new process and return its end of a pipe. The caller closes it after starting the process."""
         dispatcher_end, process_end = Pipe()
         with self._changed:
             self._count += 1

@@ -109,7 +109,7 @@ def encode_request(
 
 
 def compiled_step(loaded: LoadedModel, config: AnswerConfig) -> CompiledStep | None:
-    """Return the compiled decode step if `decode=compiled`, else None. Compilation is slow, so a run calls this once."""
+    """Return the compiled decode step if `decode=compiled`, else None. It compiles slowly, so a run calls this once."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
@@ -457,7 +457,7 @@ def prompt_row(
 
 
 def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of chat messages, with `<image>` and `<video>` for media. Several turns start with their roles."""
+    """Return the text of chat messages, with `<image>` and `<video>` for media. Several turns begin with their role."""
     turn_texts = []
     for turn in messages:
         part_texts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 1.0
-CHECK_FACTOR = 20  # least pause between checks, in durations of a check, which may read tens of thousands of files
+CHECK_FACTOR = 20  # least pause between checks, in durations of a check: a dataset may be tens of thousands of files
 READ_BELOW = 1 << 26  # files with fewer bytes are read to know their content
 
 

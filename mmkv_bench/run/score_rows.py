@@ -70,7 +70,7 @@ class Answers:
             yield part, self._held.of(*(cell.cell for cell in part))
 
     def of(self, cell: str) -> dict[str, Answer]:
-        """Map sample ids to a cell's answers, by document. A cell outside of the current block is read from the store."""
+        """Map sample ids to a cell's answers, by document. A cell outside the current block is read from the store."""
         from mmkv_bench.evaluation.samples import Answer
 
         rows_of_cell = self._held.of(cell) if self._held is not None and cell in self._held.places else None

@@ -190,7 +190,7 @@ def score_dataset(
             yield from rows_of(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
     def rows_of(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
-        """Yield the `samples` rows of a block. A function, so that variables are freed before the next block is read."""
+        """Yield the `samples` rows of a block. A function, so variables are freed before the next block is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
             scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
@@ -283,8 +283,8 @@ class _Scored:
     ) -> None:
         """Keep stored scores of a judged metric that this pass of the scorer lacks.
 
-        If this pass asked another judge, all stored scores stay and no new ones are added, so that scores of two judges
-        are never averaged. The new judge's verdicts are cached for a later pass.
+        If there are such scores and this pass asked another judge, all stored scores stay and no new ones are added, so
+        that scores of two judges are never averaged. The new judge's verdicts are cached for a later pass.
 
         known, stored: the metric's stored row of the table `metrics`, and its stored rows of `samples`.
         rows: (sample, metric) to the rows of this pass; changed in place.
@@ -324,7 +324,7 @@ class _Scored:
             )
 
     def metrics(self, samples: pa.Table) -> pa.Table:
-        """Compute rows of the table `metrics` from all `samples` rows of some cells."""
+        """Compute rows of the table `metrics` from `samples` rows, which have all samples of each (cell, metric)."""
         own_cells = self._cell_rows[self._cell_rows["cell"].isin(samples["cell"].unique().to_pylist())]
         metric_rows = metrics_rows(
             frame(samples), own_cells, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges

@@ -1,4 +1,4 @@
-"""Reports to Weights & Biases: a run's settings, running means during a run, and a final summary of the result folder."""
+"""Reports to Weights & Biases: a run's settings, running means, and a final summary of the result folder."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ log = logging.getLogger(__name__)
 class DatasetTracker:
     """Sends the running numbers of one dataset to a tracker. A cell is one method at one budget.
 
-    Keys under `<dataset>/`: means over this process's samples (a sample's value is the mean over its cells), the number
-    of failed rows per sample, and the largest memory peaks.
+    Keys under `<dataset>/`: means over this process's samples (a sample's value is the mean over its cells), the mean
+    number of failed rows per sample, and the largest memory peaks.
 
     Keys under `<dataset>/<cell>/`: `answers` and `failures` in the store, and mean metrics of this process's answers. A
     cell with its own prefill also has mean `ttft_s` and `tpot_s` and the largest memory peaks; times of a shared

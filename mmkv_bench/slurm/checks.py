@@ -43,7 +43,7 @@ def check_launcher(launcher: Mapping[str, Any]) -> None:
 
 
 def devices_of(launcher: Mapping[str, Any], model: Model) -> int:
-    """Return a job's number of processes: one per requested GPU, or one if the model takes all GPUs or runs on the CPU."""
+    """Return a job's number of processes: one per requested GPU, or one if the model takes all GPUs or uses the CPU."""
     return 1 if model.device_map is not None or model.device == "cpu" else max(1, gpus_of(launcher))
 
 

@@ -81,7 +81,7 @@ def queued_jobs(jobs: Collection[str]) -> set[str] | None:
 
 
 def job_of_script(script: Path) -> str | None:
-    """Return the id of the queued job or array that runs this script; None if there is none or Slurm does not answer."""
+    """Return the id of the queued job or array that runs this script; None if there is none or Slurm is silent."""
     squeue_result = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%F|%o"])
     lines = [] if squeue_result is None or squeue_result.returncode else squeue_result.stdout.splitlines()
     job_ids = {name for name, _, command in (line.partition("|") for line in lines) if command.strip() == str(script)}

@@ -105,7 +105,7 @@ def _submit_script(script: Path) -> str:
 
 
 def job_id_in_output(text: str) -> str | None:
-    """Return the job id in sbatch's output, or None if no id is certain. Other lines, of a wrapper script, are ignored."""
+    """Return the job id in sbatch's output, or None if no id is certain. Lines of a wrapper script are ignored."""
     job_ids = set(_SUBMITTED_LINE.findall(text))
     parsable_match = _PARSABLE_ID.fullmatch(text.strip())
     if parsable_match is not None:

@@ -66,7 +66,8 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a sweep: overrides, plan, store, shards of each dataset, and the maximum hours of a job."""
+    """One run of a sweep: overrides, plan, store, shards of each dataset, and the maximum hours of a job with
+    several datasets."""
 
     overrides: Sequence[str]
     plan: Plan
@@ -76,7 +77,7 @@ class Run:
 
     @classmethod
     def all(cls, jobs: Sequence[tuple[list[str], RunConfig]], plan: Callable[[RunConfig], Plan]) -> list[Run]:
-        """Return the runs of a sweep. jobs: pairs (overrides, configuration). plan: maps a configuration to its plan."""
+        """Return the runs of a sweep. jobs: (overrides, configuration) each. plan: maps a configuration to its plan."""
         plans = [plan(config) for _, config in jobs]
         return [
             cls(words, made, Store(made.out), config.shards, config.slurm.job_hours)
@@ -332,7 +333,7 @@ def _group_datasets(
 
 
 def _shards(part: DatasetShare, missing_samples: set[str], plan: Plan, count: int, opened: bool) -> set[int]:
-    """Return the shards with one of the samples `missing_samples`; all shards if this is unknown without opening the data.
+    """Return the shards with one of the samples `missing_samples`; all shards if this is unknown without the data.
 
     count: number of shards.
     opened: whether data may be opened.

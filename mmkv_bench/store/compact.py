@@ -187,8 +187,9 @@ class _Packing:
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
         """Yield a function that maps adjacent cell hashes to their rows.
 
-        Unpacked files of `responses` mix cells, so their rows are first sorted by cell in a temporary file. before: the
-        table's present files.
+        Unpacked files of `responses` mix cells, so their rows are first sorted by cell in a temporary file.
+
+        before: the table's present files.
         """
         if self._table != "responses":
             yield self.rows

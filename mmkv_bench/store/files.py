@@ -62,7 +62,7 @@ def try_lock(file: int, kind: int = fcntl.LOCK_EX) -> bool | None:
 
 @contextmanager
 def lock_held(path: Path) -> Iterator[None]:
-    """Wait for the exclusive flock of a file, and hold it during the block. A file system without locks does not wait."""
+    """Wait for the exclusive flock of a file, and hold it during the block. Without locks, do not wait."""
     descriptor = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         try:
@@ -210,6 +210,8 @@ def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) ->
 
 def check_folder(folder: Path, need_bytes: int, kind: str = "result folder") -> None:
     """Raise ConfigError unless files can be created in `folder`, which may not exist yet, and `need_bytes` are free.
+
+    No file or folder is left behind.
 
     kind: name of the folder in messages.
     """

@@ -100,7 +100,7 @@ class StoreFolder:
         return len(records)
 
     def next_time(self) -> datetime:
-        """Return a commit time: now, or just after the latest known one, so that the newest row wins if clocks differ."""
+        """Return a commit time: now, or just after the latest known one, so the newest row wins if clocks differ."""
         commit_time = datetime.now(UTC)
         if self._latest is not None:
             commit_time = max(commit_time, self._latest + timedelta(microseconds=1))

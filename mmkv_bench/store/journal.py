@@ -57,7 +57,7 @@ def read(path: Path) -> Content:
 
 
 def _parse(raw: bytes) -> tuple[Content, int | None]:
-    """Parse a journal's bytes. Return the content, and the number of the first damaged line before the last, or None."""
+    """Parse a journal's bytes. Return content, and the number of the first damaged line before the last, or None."""
     records: list[dict[str, Any]] = []
     line_start = 0
     while line_start < len(raw):

@@ -1,7 +1,7 @@
 """Files of the tables `timings`, `diagnostics` and `prompts`, and which of their rows are the newest.
 
-Each timed pass (forward passes of one length and batch) and each diagnostic measurement of a sample has its own file,
-so measuring again replaces the file. A packed file may have older copies of rows.
+Each timed pass (of one cell, length, batch and repeat number) has its own file, and so have the diagnostic measurements
+made together on one sample. Measuring again replaces the file. A packed file may have older copies of rows.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _PUBLISHED_PATH = re.compile(
 CHUNK = 1 << 20
 """Bytes read at a time."""
 TIMEOUTS = (20.0, 60.0)
-"""Seconds to wait for a server, and seconds to wait for the next byte."""
+"""Seconds to connect to a server, and seconds to wait for the next byte."""
 MIN_BYTES_PER_S, PATIENCE_S = 1000, 120.0
 """Fewest bytes a second that a server may send, as a mean over so many seconds of waiting for it."""
 LARGEST_MANIFEST = 16 << 20

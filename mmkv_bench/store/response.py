@@ -41,7 +41,7 @@ _seconds = partial(_column, unit="seconds")
 
 @dataclass
 class Response:
-    """The answer of one cell (one method at one budget) to one sample, with one field per column of `responses`."""
+    """The answer of one cell to one sample, with one field per column of `responses` that generation fills."""
 
     cell: str = _always_required("hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics", "")
     status: str = _always_required("status of generation; only ok rows have an answer", "ok", allowed=STATUSES)

@@ -175,10 +175,11 @@ class Store(StoreFolder):
         return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
-        """Remove the scores of samples that will be answered again, so that an interrupted run leaves no outdated
-        scores.
+        """Remove the scores of samples that will be answered again.
 
-        The cells' metrics stay until scoring. samples: cell to sample ids.
+        So the new answers are scored even if the run ends early. The cells' metrics stay until scoring.
+
+        samples: cell to sample ids.
         """
         stored_scores = self.load("samples", samples)
         dropped_keys = [f"{cell}\0{sample}" for cell, ids in samples.items() for sample in ids]
@@ -255,7 +256,7 @@ class Store(StoreFolder):
         return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the rows of one timed pass. They replace the rows of an earlier pass with equal settings."""
+        """Store the rows of one timed pass. They replace those of an earlier pass with equal settings and repeat."""
         stamped_values = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked_rows = [check("timings", row, stamped_values) for row in rows]
         self.prepare()

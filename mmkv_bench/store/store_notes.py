@@ -56,7 +56,7 @@ class PrimaryEndpoint:
 
 
 def _as_in_tables(budget: str) -> str:
-    """Return a budget as tables spell it: `0.2` for `0.20` and `20%`. Text that is not a number is returned unchanged."""
+    """Return a budget as tables spell it: `0.2` for `0.20` and `20%`. Text that is no number is returned unchanged."""
     try:
         budget_number = Decimal(budget.removesuffix("%"))
     except InvalidOperation:

@@ -225,7 +225,7 @@ def _digests(names: list[str]) -> np.ndarray:
 
 
 def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
-    """Return the distinct first lines of error messages (shortened), and each row's index; the number of lines if null."""
+    """Return the distinct first lines of messages (shortened), and each row's index; the number of lines if null."""
     first_lines = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
     first_lines = [text if len(text) <= _MESSAGE_LENGTH else text[:_MESSAGE_LENGTH] + "..." for text in first_lines]
     distinct_lines = list(dict.fromkeys(first_lines))

@@ -136,7 +136,7 @@ class WandbTracker:
             self._messages.put(message)
 
     def finish(self, failed: bool = False) -> bool:
-        """End the open run and the wandb process, and log faults. Return True if a process was open and had no fault."""
+        """End the open run and the wandb process, and log faults. Return True if a process was open without fault."""
         process = self._process
         if process is None:
             return False
@@ -285,7 +285,7 @@ def _has_key(netloc: str) -> bool:
 
 
 def _show(messages: Iterable[dict[str, Any]], folder: Path) -> None:
-    """Apply messages (of `WandbTracker.send`) to wandb. A run that is open after the last message is marked as failed."""
+    """Apply messages (of `WandbTracker.send`) to wandb. A run that is open after the last one is marked as failed."""
     import wandb
 
     run: Any = None

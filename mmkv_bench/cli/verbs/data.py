@@ -1,4 +1,4 @@
-"""`mmkv-bench data` lists and checks datasets; `mmkv-bench tokens` counts images' visual tokens. Nothing is downloaded."""
+"""`mmkv-bench data` lists and checks datasets; `mmkv-bench tokens` counts visual tokens. Nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _sweep_here(jobs: Sequence[tuple[list[str], RunConfig]]) -> int:
 def _print_sweep(
     overrides: Sequence[str], jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any] | None
 ) -> int:
-    """Print the plan of each job and the number of prefills, and for Slurm the scripts, without opening data. Return 0."""
+    """Print each job's plan and the number of prefills, and for Slurm the scripts, without opening data. Return 0."""
     from mmkv_bench.cli.verbs.plan import print_plan
     from mmkv_bench.config.compose import compose, expand_sweep, forked
     from mmkv_bench.forecast.forecast import prefills

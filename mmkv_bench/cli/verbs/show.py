@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print the rows of a store. Return 0; with --remake, 1 if a remade answer differs, and 2 if none could be remade."""
+    """Print a store's rows. Return 0; with --remake, 1 if a remade answer differs, and 2 if none could be remade."""
     from mmkv_bench.report.show import StoreCells, show_cell, show_sample, show_store
     from mmkv_bench.report.terminal import console
     from mmkv_bench.store.store import Store
