@@ -426,7 +426,7 @@ def test_only_own_files_are_run_by_path():
     tasks = {"evaluation/task_code.py"}  # what a task's YAML names, once `documents.task_config` has the user's consent
     assert found == tasks | {
         "methods/method_file.py",
-        "methods/method_text.py",
+        "methods/method_file_checks.py",
     }  # which refuses their names in method files
 
 

@@ -219,7 +219,7 @@ def _words(value: Any) -> str:
 
 
 def _exercised(name: str, needs: str | None) -> str:
-    from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+    from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS
 
     if name in PAGE_TASKS:
         return "the data themselves, with the embedded model"

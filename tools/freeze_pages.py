@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 
 from mmkv_bench.datasets import page_data
-from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT, PAGE_TASKS, SIZES, lmms_eval_name
+from mmkv_bench.datasets.drawn_page_tasks import DEFAULT_COUNT, PAGE_TASKS, SIZES, lmms_eval_name
 
 
 def chunk_digest(name: str, split: str, number: int) -> str:

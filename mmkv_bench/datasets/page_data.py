@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mmkv_bench.tiny
+from mmkv_bench.datasets.drawn_page_tasks import page_task, place
 from mmkv_bench.datasets.messages import Conversation, prompt_hash
-from mmkv_bench.datasets.page_tasks import page_task, place
 from mmkv_bench.errors import DataError
 from mmkv_bench.file_state import cache_dir
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.datasets import fixtures
+from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS, SIZES, SPLITS, lmms_eval_name, page_task
 from mmkv_bench.datasets.local_data import media_root
-from mmkv_bench.datasets.page_tasks import PAGE_TASKS, SIZES, SPLITS, lmms_eval_name, page_task
 from mmkv_bench.errors import ConfigError, MissingDataError, nearest
 
 

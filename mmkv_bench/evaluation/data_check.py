@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.datasets import local_data, sources
-from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
+from mmkv_bench.datasets.drawn_page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.sources import snapshot
 from mmkv_bench.datasets.specs import TaskSpec
 from mmkv_bench.datasets.task_yaml import plain_config, task_file

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import consent
 from mmkv_bench.datasets import local_data, page_data, sources
-from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
+from mmkv_bench.datasets.drawn_page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, TaskSpec, limited
 from mmkv_bench.datasets.task_yaml import lmms_eval_folder, plain_config, task_file
 from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest

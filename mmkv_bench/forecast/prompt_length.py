@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from mmkv_bench.config.schema import PACKAGE_SCHEME
-from mmkv_bench.datasets.page_tasks import PAGE_TASKS, page_task
+from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS, page_task
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.families.base import PixelLimits
 from mmkv_bench.families.registry import image_tokens

@@ -25,7 +25,7 @@ from mmkv_bench import consent
 from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM, OBSERVATION, README, check_name
 from mmkv_bench.errors import ConfigError, MMKVError, first_line, nearest, traceback_line
-from mmkv_bench.methods.method_text import PREFIX, check_text, read, refuse_openings, settings_prefix
+from mmkv_bench.methods.method_file_checks import PREFIX, check_text, read, refuse_openings, settings_prefix
 
 SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
 """Parameters, with their defaults, of the default selector, which a file without a selector gets."""

@@ -35,8 +35,8 @@ from mmkv_bench.papers.non_score_metrics import DIAGNOSTICS, PASSES, REDUCTIONS,
 from mmkv_bench.statistics.intervals import intervals
 from mmkv_bench.tables.cost_rows import ALONE, passes
 from mmkv_bench.tables.metric_rows import headlines
+from mmkv_bench.tables.sample_scores import Sheet
 from mmkv_bench.tables.score_consistency import drop_stale_scores
-from mmkv_bench.tables.scores import Sheet
 from mmkv_bench.tables.stored_rows import SAMPLE_COLUMNS, frame
 
 if TYPE_CHECKING:

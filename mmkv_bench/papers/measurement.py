@@ -14,7 +14,7 @@ from mmkv_bench.papers.address import Address
 from mmkv_bench.papers.margins import margin
 from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.dataset_groups import Mean, mean
-from mmkv_bench.tables.scores import Scores
+from mmkv_bench.tables.sample_scores import Scores
 
 if TYPE_CHECKING:
     import pandas as pd

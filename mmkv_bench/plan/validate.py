@@ -22,7 +22,6 @@ from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.devices.requirements import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.answers import check_judge
-from mmkv_bench.methods import method_text
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.part_rules import visual_parts
@@ -347,7 +346,7 @@ def _methods(methods: Nodes, variants: Nodes) -> None:
         raise ConfigError(f"no method is chosen; allowed: {', '.join(options('method'))}; write method=<name>")
     for name, node in methods.items():
         if node["base"] == CUSTOM:
-            method_text.check(node["path"])
+            method_file_checks.check(node["path"])
         reading = node.get("reading")
         for value in [] if reading is None else _values(f"methods.{name}.reading", reading):
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
@@ -402,7 +401,7 @@ def _variants(methods: Nodes, variants: Nodes, folders: tuple[str, ...]) -> None
                 f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(method_names)}"
             )
         if base_name == CUSTOM:
-            method_text.check(changes.get("path", (methods.get(CUSTOM) or {}).get("path")), str(name))
+            method_file_checks.check(changes.get("path", (methods.get(CUSTOM) or {}).get("path")), str(name))
         if name in methods:
             raise ConfigError(f"variants.{name} has the name of a method of this run; give the variant another name")
         for value in _values(f"variants.{name}.reading", changes.get("reading", "paper")):

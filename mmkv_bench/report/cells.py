@@ -23,7 +23,7 @@ from mmkv_bench.errors import MMKVError
 from mmkv_bench.report.formatting import number, number_words
 from mmkv_bench.report.formatting import numbers as rounded
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES
-from mmkv_bench.tables.scores import encode, is_text, numbers
+from mmkv_bench.tables.sample_scores import encode, is_text, numbers
 from mmkv_bench.tables.stored_rows import config_of, frame
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mmkv_bench.protocols import protocol
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.scores import Sheet, is_text, lists_of, numbers, positions_in
+from mmkv_bench.tables.sample_scores import Sheet, is_text, lists_of, numbers, positions_in
 
 if TYPE_CHECKING:
     import pandas as pd

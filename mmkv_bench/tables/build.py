@@ -12,11 +12,11 @@ import numpy as np
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, aggregate_of, upstream
 from mmkv_bench.tables.audit import Audits, free_share
+from mmkv_bench.tables.comparable_cells import SeedGroup, Sweep, find, sweeps, verdict
 from mmkv_bench.tables.compare import columns
-from mmkv_bench.tables.context_cells import SeedGroup, Sweep, find, sweeps, verdict
 from mmkv_bench.tables.metric_rows import aggregate, headlines
+from mmkv_bench.tables.sample_scores import Scores, Sheet, common_samples
 from mmkv_bench.tables.score_table import Entry, ScoreTable
-from mmkv_bench.tables.scores import Scores, Sheet, common_samples
 from mmkv_bench.tables.stored_rows import BASELINE, Rows, check, choose, choose_cells, latest, missing, with_limits
 
 if TYPE_CHECKING:

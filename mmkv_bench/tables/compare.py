@@ -17,8 +17,8 @@ from mmkv_bench.statistics.cluster_sums import Samples
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import aggregate_of, is_share, lower_is_better
 from mmkv_bench.statistics.paired_tests import Column, compare_column, compare_pairs, holm
+from mmkv_bench.tables.sample_scores import Scores
 from mmkv_bench.tables.score_table import Line, ScoreTable
-from mmkv_bench.tables.scores import Scores
 from mmkv_bench.tables.stored_rows import check_names
 
 _Value = TypeVar("_Value")

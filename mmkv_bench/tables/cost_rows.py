@@ -18,7 +18,7 @@ from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store.packing import OF_GROUPS
 from mmkv_bench.store.schema import COLUMNS, FLOAT, INT, PHASES, STATUSES
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.scores import encode, is_text, lists_of, numbers, positions_in
+from mmkv_bench.tables.sample_scores import encode, is_text, lists_of, numbers, positions_in
 from mmkv_bench.tables.stored_rows import frame
 
 if TYPE_CHECKING:

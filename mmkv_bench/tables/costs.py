@@ -20,7 +20,7 @@ from mmkv_bench.statistics.intervals import Medians, medians
 from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.rows import processor
 from mmkv_bench.store.schema import STATUSES
-from mmkv_bench.tables.context_cells import Sweep, sweeps
+from mmkv_bench.tables.comparable_cells import Sweep, sweeps
 from mmkv_bench.tables.cost_rows import KNOWN, Cost, CostRows, answer_costs, pass_costs
 from mmkv_bench.tables.score_table import Line
 from mmkv_bench.tables.stored_rows import (

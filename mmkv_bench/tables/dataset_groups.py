@@ -19,8 +19,8 @@ import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
+from mmkv_bench.tables.comparable_cells import find_group, has_expected_score, verdict
 from mmkv_bench.tables.compare import against
-from mmkv_bench.tables.context_cells import find_group, has_expected_score, verdict
 from mmkv_bench.tables.score_notes import FIXTURE_DATA, RANKS, gate_note
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.stored_rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of, dataset_node

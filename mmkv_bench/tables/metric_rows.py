@@ -12,7 +12,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.intervals import NO_INTERVAL, intervals
 from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, is_share, lower_is_better
 from mmkv_bench.tables.compare import Difference, against
-from mmkv_bench.tables.scores import Scores, Sheet
+from mmkv_bench.tables.sample_scores import Scores, Sheet
 from mmkv_bench.tables.stored_rows import BASELINE, check, context_key, with_limits
 
 if TYPE_CHECKING:

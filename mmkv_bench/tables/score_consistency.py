@@ -15,7 +15,7 @@ from mmkv_bench.statistics.metric_kinds import CAPS, aggregate_of
 from mmkv_bench.store.parts import is_in
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import clusters_of, tally
-from mmkv_bench.tables.scores import apply_caps
+from mmkv_bench.tables.sample_scores import apply_caps
 
 AT_ONCE = 1 << 18  # scores summed at a time
 CLOSE = 1e-9  # relative difference of sums that were added in another order

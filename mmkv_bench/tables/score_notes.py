@@ -59,7 +59,7 @@ def _mostly_prefill(method: Line, entry: Entry) -> bool:
 
 
 def gate_note(verdict: str) -> Note:
-    """Return a sentence of `context_cells.verdict` as a note: a warning if the full cache missed its expected score."""
+    """Return a sentence of `comparable_cells.verdict` as a note: a warning if the full cache missed its expected score."""
     return Note(verdict, Rank.WARNING if " failed:" in verdict else Rank.READING)
 
 

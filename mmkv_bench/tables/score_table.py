@@ -21,7 +21,7 @@ from mmkv_bench.statistics.paired_tests import Column
 from mmkv_bench.store.schema import RESAMPLING
 from mmkv_bench.store.store_notes import PrimaryEndpoint
 from mmkv_bench.tables.audit import MOSTLY, Audit
-from mmkv_bench.tables.scores import Scores, common_samples
+from mmkv_bench.tables.sample_scores import Scores, common_samples
 from mmkv_bench.tables.stored_rows import BASELINE, config_of
 
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from mmkv_bench.datasets import page_data
-from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT, PAGE_TASKS, SIZES, lmms_eval_name
+from mmkv_bench.datasets.drawn_page_tasks import DEFAULT_COUNT, PAGE_TASKS, SIZES, lmms_eval_name
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation.fingerprints import fingerprint
 from mmkv_bench.tiny.pages import make_sample

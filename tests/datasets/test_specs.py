@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mmkv_bench.config import files
-from mmkv_bench.datasets.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
+from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
 from mmkv_bench.datasets.specs import KEYS, spec_from_config
 from mmkv_bench.datasets.task_yaml import OWN_FOLDER, lmms_eval_tasks, own_tasks, plain_config, task_file
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError

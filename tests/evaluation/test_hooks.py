@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mmkv_bench.datasets import task_yaml
-from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS
 from mmkv_bench.evaluation.documents import documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import lmms_eval
 from mmkv_bench.evaluation.scoring import score

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS
 from mmkv_bench.errors import DataError, ScoringError
 from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.tiny.pages import make_sample

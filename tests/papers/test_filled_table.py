@@ -25,7 +25,7 @@ from mmkv_bench.papers.table import details, render
 from mmkv_bench.store.files import checksum
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.dataset_groups import Mean, mean
-from mmkv_bench.tables.scores import Scores
+from mmkv_bench.tables.sample_scores import Scores
 from tests.each import each
 from tests.papers.genuine import genuine
 from tests.papers.words import notes, text

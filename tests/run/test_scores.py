@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.datasets import page_data
-from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.schema import COLUMNS
 from mmkv_bench.store.store import Store

@@ -11,10 +11,10 @@ import pandas as pd
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.formats import write
+from mmkv_bench.tables.sample_scores import Scores, Sheet
 from mmkv_bench.tables.score_notes import score_notes
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.score_text import tables_of_scores
-from mmkv_bench.tables.scores import Scores, Sheet
 from mmkv_bench.tables.stored_rows import Rows
 from tests.store.store_examples import write_scores
 

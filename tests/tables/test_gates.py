@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.context_cells import find, verdict
+from mmkv_bench.tables.comparable_cells import find, verdict
 from tests.each import each
 from tests.tables.examples import Example, notes, zeros_and_ones
 

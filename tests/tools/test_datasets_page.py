@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from mmkv_bench.config.files import conf_dir, content, options
-from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.datasets.drawn_page_tasks import PAGE_TASKS
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.task_yaml import plain_config, task_file
 from mmkv_bench.errors import ConfigError

@@ -31,9 +31,8 @@ def check(given: argparse.Namespace) -> int:
     if given.file.startswith("model="):
         command = f"python -m tools.check_model {given.file.removeprefix('model=')}"
         raise ConfigError(f"check takes a method file; models are checked by `{command}` in a checkout")
-    from mmkv_bench.methods import method_text
 
-    method_text.check(given.file)  # before the seconds that torch takes
+    method_file_checks.check(given.file)  # before the seconds that torch takes
     from mmkv_bench.methods import diagnosis, invariants
 
     compressor = invariants.method(given.file, given.settings)

@@ -7,7 +7,7 @@ from functools import partial
 
 def __getattr__(name: str):
     """`!function utils.pages_walk_small` in a YAML file is the loader of that task's test pages."""
-    from mmkv_bench.datasets.page_tasks import page_task
+    from mmkv_bench.datasets.drawn_page_tasks import page_task
 
     try:
         page_task(name)
