@@ -22,6 +22,7 @@ from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.devices.requirements import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.answers import check_judge
+from mmkv_bench.methods import method_file_checks
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.methods.part_rules import visual_parts

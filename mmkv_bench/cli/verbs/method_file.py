@@ -32,6 +32,8 @@ def check(given: argparse.Namespace) -> int:
         command = f"python -m tools.check_model {given.file.removeprefix('model=')}"
         raise ConfigError(f"check takes a method file; models are checked by `{command}` in a checkout")
 
+    from mmkv_bench.methods import method_file_checks
+
     method_file_checks.check(given.file)  # before the seconds that torch takes
     from mmkv_bench.methods import diagnosis, invariants
 
