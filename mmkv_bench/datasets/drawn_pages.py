@@ -49,7 +49,8 @@ def drawn(sample_id: str, prompt_hash: str, question: str, reference: str) -> Dr
 
 
 def _page(page: re.Match[str], prompt_hash: str, question: str, reference: str) -> DrawnSample | None:
-    """Draw a sample of the embedded model's pages, without images if its prompt hash differs from `prompt_hash`."""
+    """Draw a sample of the embedded model's pages. Return an empty `DrawnSample` if its prompt hash differs from
+    `prompt_hash`, and None if there is no such sample."""
     from mmkv_bench.datasets.page_data import to_row
     from mmkv_bench.tiny.pages import make_sample
 

@@ -32,7 +32,7 @@ def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
     """Convert chat messages of an lmms-eval task to a `Conversation` with RGB images.
 
     messages: {"role", "content": text or parts}; the path of an image or video is a local file. task: its name, for
-    messages.
+    error messages.
 
     Raises:
         DataError: missing or broken media.

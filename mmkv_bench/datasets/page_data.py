@@ -203,7 +203,7 @@ class DataChunk:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def verified(self) -> Path:
-        """Return the table's path. Raises DataError if the table does not match its checksum."""
+        """Return the table's path. Raises DataError if the chunk is unreadable or the checksum does not match."""
         remedy = f"delete {self.path} and run again"
         try:
             manifest = json.loads((self.path / MANIFEST).read_text())

@@ -43,7 +43,7 @@ def preflight(spec: TaskSpec) -> None:
 
 def local_rows(spec: TaskSpec) -> int | None:
     """Return the number of rows of a task's split, from parquet footers; None if the data are not local parquet
-    files."""
+    files. Raises the errors of `source`."""
     if spec.is_pages or not spec.dataset_path:
         return None
     keys = source(spec, task_file(spec))
@@ -200,8 +200,8 @@ def converted(repository: str) -> bool:
 
 
 def refusal(repository: str, offline: bool) -> str | None:
-    """Return a clause that explains why a repository's data are neither cached nor on the hub; None if they are
-    available.
+    """Return a clause that explains why a repository's data are not available; None if they are cached or can
+    be downloaded.
 
     If nothing is cached, one request is made to the hub, unless `offline`; libraries would retry for minutes.
     """

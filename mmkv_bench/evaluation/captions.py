@@ -3,11 +3,10 @@
 All scorers are from pycocoevalcap, over its tokeniser (METEOR and the tokeniser are Java programs).
 
 - CIDEr (Vedantam et al. 2015) uses inverse document frequencies over the references of all documents of the dataset,
-answered
-  or not. The corpus values of CIDEr and ROUGE-L are means over samples.
+  answered or not. The corpus values of CIDEr and ROUGE-L are means over samples.
 - BLEU and METEOR (1.5) of a corpus are not means. Each sample has a score, and `parts` from which
-statistics/metric_kinds.py
-  computes corpus scores. BLEU: words, words of the closest reference, matched n-grams, n-grams. METEOR: its 23 counts.
+  statistics/metric_kinds.py computes corpus scores. BLEU: words, words of the closest reference, matched n-grams,
+  n-grams. METEOR: its 23 counts.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def caption_scores(
 
     kinds: kinds to compute, such as `CIDEr`.
     others: captioned documents of the rest of the dataset, which count in CIDEr's document frequencies but get no
-    scores.
+        scores.
 
     Raises:
         ScoringError: there is no Java, or METEOR's program ends.
@@ -164,8 +163,8 @@ def release() -> None:
 
 
 def _corpus_counts(counts: Iterable[float]) -> tuple[float, ...]:
-    """Return METEOR's counts of a sample as METEOR adds them up over a corpus: 0 chunks if one chunk matches a whole
-    reference."""
+    """Return METEOR's counts of a sample as METEOR adds them up over a corpus: 0 chunks if the whole caption matches
+    its whole reference in one chunk."""
     caption_words, reference_words, *statistics = counts
     *statistics, chunks, matched, reference_matched = statistics
     is_unbroken = chunks == 1 and (matched, reference_matched) == (caption_words, reference_words)

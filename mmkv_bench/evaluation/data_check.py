@@ -1,6 +1,6 @@
 """A check whether a dataset's files are available, for `python -m mmkv_bench data`.
 
-Nothing is downloaded and no task code runs, except for a task with its own reader (`metadata.read`), which is loaded.
+Nothing is downloaded. No task code runs, but a task with its own reader (`metadata.read`) is loaded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DataReport:
 
 
 def check(spec: TaskSpec, about: Mapping[str, Any]) -> DataReport:
-    """Return which files a run of a task would read, and which are missing.
+    """Return a report on the data of a task: place, numbers of files and rows, and what is missing.
 
     Args:
         spec: the task.

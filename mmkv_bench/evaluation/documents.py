@@ -262,9 +262,10 @@ def _content(spec: TaskSpec) -> str:
 
 
 def _declare_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
-    """Declare the picture columns of local parquet files in a task's configuration, so that `datasets` decodes them.
+    """Return a task's configuration that declares the picture columns of local parquet files.
 
-    Only datasets with known columns are changed, because other tasks of lmms-eval need the plain bytes.
+    `datasets` then decodes them. A dataset without known columns keeps its configuration, because other tasks of
+    lmms-eval need the plain bytes.
     """
     if not spec.dataset_path or not spec.columns or config["dataset_path"] != "parquet":
         return config

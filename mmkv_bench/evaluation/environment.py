@@ -136,8 +136,8 @@ def task_errors(
 
 @contextmanager
 def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
-    """Context manager that turns any exception of a scorer into a ScoringError. where: returns the scorer's progress
-    as text."""
+    """Context manager that turns any exception of a scorer except MMKVError into a ScoringError. where: returns the
+    scorer's progress as text."""
     try:
         yield
     except MMKVError:

@@ -266,7 +266,10 @@ def memory_of(spec: TaskSpec) -> Memory:
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:
-    """Return True if the dataset's rows contain all its media, so that its fingerprint covers its prompts."""
+    """Return True if the dataset's rows contain all its media, so that its fingerprint covers its prompts.
+
+    False for datasets without media columns and for tasks of a user.
+    """
     if spec.is_pages:
         return True
     docs = documents(spec, None)

@@ -122,8 +122,7 @@ class Grader:
 def _ask_about(batch: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
     """Score the distinct answers of the cells. Return False if the cells must be scored one by one instead.
 
-    That is so if a score depends on several samples, or if the scorer failed (scoring one by one then shows in which
-    cell).
+    That is so if `BatchGrader.ask` refuses, or if the scorer failed (scoring one by one then shows in which cell).
     """
     texts: dict[int, dict[str | None, None]] = {}
     for answers in cells:
@@ -196,7 +195,8 @@ class BatchGrader:
     def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
         """Score the answers of `texts` (doc_id -> texts) that have no score yet. Return True if they were scored.
 
-        Return False if a score depends on several samples, or an answer is malformed or belongs to no document.
+        Return False if a score depends on several samples or a judge, or an answer is malformed or belongs to no
+        document.
         """
         answers = {doc_id: [text for text in each if isinstance(text, str)] for doc_id, each in texts.items()}
         if any(doc_id not in self.outcomes or len(answers[doc_id]) < len(each) for doc_id, each in texts.items()):

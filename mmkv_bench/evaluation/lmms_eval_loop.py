@@ -55,7 +55,7 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def _function(node: yaml.Node) -> Callable:
-    """Return the function that a YAML node `!function` names, from a file beside the YAML or an importable module."""
+    """Return the function that a YAML node `!function` names: from a file beside the YAML, else from a module."""
     folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
     module_file = Path(os.path.normpath(folder / f"{module_name}.py"))
     if module_file.exists():

@@ -182,7 +182,7 @@ class QuestionGroups:
 
 def _groups(docs: datasets.Dataset, key: str) -> dict[int, tuple[int, tuple[int, ...]]]:
     """Group samples by equal values of the column `key`. Return doc_id -> (number of the group, doc_ids of its
-    samples)."""
+    samples), both in the order of the dataset."""
     key_column = docs.select_columns([key]).with_format("arrow")
     members: dict[str, list[int]] = {}
     for doc_id in range(len(docs)):

@@ -204,8 +204,8 @@ class Replay:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
     def _unasked(self, kinds: Collection[str]) -> range:
-        """Return the documents that this cell was not asked about, if `kinds` has CIDEr: its document frequencies cover
-        the whole dataset."""
+        """Return the documents that this cell was not asked about; none unless `kinds` has CIDEr, whose document
+        frequencies cover the whole dataset."""
         count = len(self.docs.refs)
         return range(count, len(documents(self.spec, None).refs) if "CIDEr" in kinds else count)
 

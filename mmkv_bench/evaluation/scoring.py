@@ -28,8 +28,8 @@ def metrics_due(
 ) -> dict[int, list[str]]:
     """Return document -> names of the metrics that the scorer gives for an answer.
 
-    The names are those that the scorer returns for an empty answer, without a judge. The list is empty if the scorer needs a
-    judge or an answer with text.
+    The names are those that the scorer returns for an empty answer, without a judge. The list is empty if the scorer
+    needs a judge or an answer with text.
     """
     empty_answers = dict.fromkeys(doc_ids, "")
     if not empty_answers:

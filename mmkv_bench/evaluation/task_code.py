@@ -185,8 +185,8 @@ def executed(name: str, file: Path, source_only: bool) -> ModuleType:
 
 
 def import_from_source(folders: Iterable[Path]) -> None:
-    """Make this process import modules in a task's folders, or elsewhere outside of installed packages, from their
-    sources.
+    """Make this process import modules in or below a task's folders, or elsewhere outside of installed packages, from
+    their sources.
 
     The effect is permanent, because a task's code imports some modules only when a prompt is made.
     """

@@ -36,7 +36,7 @@ TEMPLATE = (
 
 
 def tokenizer(gguf: Path) -> Any:
-    """Return SmolLM2's tokenizer from its GGUF file, with the tokens `RENAMED`."""
+    """Return SmolLM2's tokenizer from its GGUF file, with its spare special tokens renamed as in `RENAMED`."""
     from transformers import AutoTokenizer
 
     original_tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
