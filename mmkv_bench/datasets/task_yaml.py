@@ -92,7 +92,7 @@ def _text(path: Path) -> str:
 
 
 def plain_config(path: Path) -> dict[str, Any]:
-    """Return a task's YAML merged with its includes. `!function` values stay text, so no code of the task is executed."""
+    """Return a task's YAML merged with its includes. `!function` values stay text, so no code of the task runs."""
     import yaml
 
     # The C parser, if it was built: a run reads its tasks' files many times.

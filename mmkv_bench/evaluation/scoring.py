@@ -274,9 +274,8 @@ def rows_of(
     nothing: metric -> parts of a sample without a score, used if `parts` has none for the sample.
     """
     rows: list[SampleScore] = []
-    headline_metrics = (
-        list(spec.metrics) or _metric_names(values) or _yaml_metrics(spec)
-    )  # a failed sample gets rows of these
+    # A failed sample gets rows of these metrics.
+    headline_metrics = list(spec.metrics) or _metric_names(values) or _yaml_metrics(spec)
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
