@@ -62,6 +62,7 @@ def test_shares_are_those_of_the_attention_that_passages_get(saved, tmp_path, ca
         assert ratios == pytest.approx(want, abs=2 / prompt.length), f"at {artefact.data['grid'][i]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -100,6 +100,7 @@ def test_layers_of_a_model_score_what_its_own_attention_says(family):
     assert sum(map(sum, got)) > 0 and len({score for row in got for score in row}) > 3
 
 
+@pytest.mark.slow
 @each("kind", ["lookup", "mi_walk3", "redundant_lookup"])
 def test_a_page_scores_what_the_embedded_models_attention_says(embedded, kind):
     from mmkv_bench.generation.encode import encode

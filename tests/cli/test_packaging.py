@@ -115,6 +115,7 @@ def test_the_wheel_carries_data(wheel, folder):
     assert {f"{inside}/{f.relative_to(ROOT / folder)}" for f in files} <= names
 
 
+@pytest.mark.slow
 def test_the_wheel_has_the_command_its_types_and_no_tests(wheel):
     (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     assert "mmkv-bench = mmkv_bench.cli.main:main" in wheel.read(entry).decode()

@@ -53,6 +53,7 @@ def test_every_shipped_method_and_dataset_composes_resolves_and_validates_under_
     validate(config)
 
 
+@pytest.mark.slow
 def test_every_shipped_method_is_built():
     nodes = method_defaults(sorted(set(options("method")) - set(OUTSIDE)))
     for name, reading in product(nodes, ("paper", "released")):

@@ -38,6 +38,7 @@ PROTOCOLS = tuple(name for name in SINGLE if not (protocol(name).prefills_again 
 # ------------------------------------------------------------------------------------------------- nothing is evicted
 
 
+@pytest.mark.slow
 @each("base", ["sdpa", "eager"])
 def test_full_is_bit_identical_to_the_untouched_model_alone_and_in_a_padded_batch(base):
     """Prefill and decode; without its token types the model would answer otherwise."""

@@ -74,6 +74,7 @@ def test_pages_make_their_own_data_whatever_the_source(root):
         assert spec_from_config("pages_walk", node("pages_walk", size="small"), data) == plain
 
 
+@pytest.mark.slow
 def test_a_datasets_own_path_goes_before_data_root(root, tmp_path):
     mine = write(tmp_path / "mine" / "validation.parquet", [PAGE | {"question": "mine?"}]).parent
     spec = docvqa(root, dataset_path=str(mine))

@@ -137,6 +137,7 @@ def test_needle_recall_by_hand():
     assert needle.recall("", expected) == 0.0
 
 
+@pytest.mark.slow
 def test_needle_rouge1_by_hand():
     assert needle.rouge1("sitting parks", "sit park") == 1.0  # stems
     assert needle.rouge1("Dolores-Park", "dolores park day") == pytest.approx(2 * 2 / (2 + 3))

@@ -97,6 +97,7 @@ def test_a_flipped_byte_is_detected(one_chunk):
         page_data.load("pages_walk_small", "test", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}"])
 def test_a_damaged_manifest_is_detected(one_chunk, damage):
     (manifest,) = one_chunk.rglob("manifest.json")

@@ -101,6 +101,7 @@ def test_a_batch_that_is_prefilled_together_answers_alike(name):
         assert "join" not in found.seconds
 
 
+@pytest.mark.slow
 def test_together_and_one_by_one_hold_the_same_entries():
     for _, found, _ in answers_as_alone("qwen2_5_vl", ("full", "adakv"), together=True):
         assert "join" not in found.seconds

@@ -94,6 +94,7 @@ def test_every_pass_keeps_every_raw_time_and_its_bytes(ran):
         assert math.isclose(seconds["ttft"] + sum(steps), seconds["total"], rel_tol=1e-9)
 
 
+@pytest.mark.slow
 def test_useful_bytes_are_those_of_the_entries_that_are_kept_and_of_the_step_itself(ran):
     token = 2 * 4 * 2 * 32 * 4  # K and V, layers, KV heads, channels, float32
     for unit, rows in passes(ran[0]).items():
@@ -366,6 +367,7 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence_before_any_work(word
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_random_weights_are_timed_where_the_division_follows_from_the_length(tmp_path):
     plan = plan_passes(composed(tmp_path, *RANDOM, "method=[snapkv,pyramidkv,h2o]"))
     assert [cell.base for cell in plan.cells] == ["full", "snapkv", "pyramidkv", "h2o"]

@@ -127,6 +127,7 @@ def test_without_a_judge_nothing_is_asked_and_nothing_is_zero(name, answers, ser
     assert server.requests == []
 
 
+@pytest.mark.slow
 def test_prompt_hashes_tell_criteria_apart_and_not_answers(answers, asked, new_judge):
     name = "videochatgpt_gen"
     first = score(fixture_spec(name), answers(name), judge=new_judge())

@@ -30,6 +30,7 @@ def test_single_answers_score_as_the_score_stage_scores_them(own_task):
         assert [each["acc"] for each in every] == [*wanted, 0.0]
 
 
+@pytest.mark.slow
 def test_pages_have_running_scores_of_their_headline():
     spec = pages("pages")
     requests = ask_all(spec, 3)

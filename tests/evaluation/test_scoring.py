@@ -40,6 +40,7 @@ def test_our_mean_and_lmms_evals_aggregate_agree_on_every_pages_task(task):
     assert [row.sample_id for row in scores.samples if row.metric == "exact_match"] == [r.sample_id for r in requests]
 
 
+@pytest.mark.slow
 def test_kinds_of_a_mix_are_scored_apart():
     requests = ask_all(pages("pages_multi_image"), 6)
     right = right_answers(requests)
@@ -252,6 +253,7 @@ def test_a_pair_of_prediction_and_answer_is_extracted_by_its_aggregation(own_tas
     assert scores.aggregate == {"mmmu_acc": 0.75}
 
 
+@pytest.mark.slow
 def test_caption_metrics_beside_the_headline_are_not_aggregated_by_lmms_eval_and_say_so(own_task):
     entries = [f"{{metric: {name}, aggregation: mean, higher_is_better: true}}" for name in ("acc", "own_CIDEr")]
     spec = own_task(process_results="!function utils.two_metrics", metric_list=f"[{', '.join(entries)}]")

@@ -60,6 +60,7 @@ def test_qwen3_5_keeps_every_promise():
     assert checked.model.config.model_type == "qwen3_5" and checked.loaded.family.num_layers == 1
 
 
+@pytest.mark.slow
 def test_wrong_counts_and_places_are_named(capsys):
     checked = Narrow("llava_v1_5_7b")
     settings = copy.deepcopy(dict(checked.settings))

@@ -134,6 +134,7 @@ def some_cells(size: tuple[int, int], count: int) -> tuple[list[tuple[int, int, 
     return cells + [(0, draw.randrange(grid[0]), draw.randrange(grid[1])) for _ in range(count - 2)], grid
 
 
+@pytest.mark.slow
 @cover.cases(MODELS, SIZES, each=1, keep=1)
 def test_the_tokens_of_a_cell_are_those_that_its_pixels_reach(name, combinations):
     for (size,) in combinations:

@@ -133,6 +133,7 @@ def test_the_command_needs_no_torch_and_knows_a_measured_device(tmp_path, monkey
     assert any("1.01x" in line and "4.71" in line for line in text) and any("may fit" in line for line in text)
 
 
+@pytest.mark.slow
 @each(
     ("flags", "told"),
     [

@@ -130,6 +130,7 @@ def test_a_video_with_fewer_frames_than_asked_gives_all_it_has(name, short):
         assert prompt.inputs["video_grid_thw"][0, 0] == 3  # the fifth frame is paired with itself
 
 
+@pytest.mark.slow
 @each("name", VIDEO, keep=2)
 def test_images_and_videos_in_one_prompt(name, clip):
     prompt = ask(name, [picture()], [clip, clip], frames=4)

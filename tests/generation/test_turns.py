@@ -220,6 +220,7 @@ def test_what_no_conversation_can_be_given_to_is_refused_with_the_reason():
     assert protocol("turns").needs_questions and len(prompts) == QUESTIONS
 
 
+@pytest.mark.slow
 @each("name", ["qwen2_5_vl", "llama", "llava_next", "smolvlm"])
 def test_the_tokens_between_answers_are_those_of_the_whole_conversation(name):
     _, processor, family = parts(name)

@@ -249,7 +249,7 @@ def test_layer_budgets_by_hand(ratios, budget, n, caps):
 
 
 def test_budgets_without_the_summaries_are_refused():
-    with pytest.raises(ValueError, match="give the summaries of all of them"):
+    with pytest.raises(ValueError, match="give a summary of each"):
         Spectral().caps([torch.zeros(1, 9)], 2, [0], 1)
 
 

@@ -181,6 +181,7 @@ def test_a_press_is_tuned_when_its_arguments_are_not_its_defaults(fake, args, tu
     assert [method.tuned for method in methods] == [False, tuned]
 
 
+@pytest.mark.slow
 @each(
     ("press", "args", "words"),
     [

@@ -72,6 +72,7 @@ def test_scores_are_column_sums_and_text_gets_the_largest_on_top(shape, length, 
     assert torch.allclose(plain.double(), torch.tensor(sums).double(), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scores_of_300_tokens():
     layer = oracles.make_layer(300, 2, 2, seed=1)
     types = [0] * 20 + [1] * 250 + [0] * 30

@@ -143,6 +143,7 @@ def test_every_layer_splits_its_own_entries(problem, share):
     assert sum(len(rows[0]) for rows in got) == granted * len(scores)
 
 
+@pytest.mark.slow
 @many
 @given(problem=problems(), margin=st.sampled_from([-1, 0, 3, 100]))
 def test_the_released_rules_raise_recents_and_keep_all_text(problem, margin):

@@ -154,6 +154,7 @@ def test_the_mass_without_votes_equals_its_formula(
     assert ((got.double() - want).abs() <= 5e-4 * want + 1e-5).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     **shapes,

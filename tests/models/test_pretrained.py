@@ -64,6 +64,7 @@ def test_its_shape_ids_and_template_are_those_of_our_file_of_the_published_model
             assert published.render(values) == own.render(values)
 
 
+@pytest.mark.slow
 def test_its_prompt_is_plain_transformers_prompt():
     _, tokenizer = described()
     messages = [{"role": "user", "content": doc_to_text(read(None, {"task": "english_needles"})["test"][0])}]

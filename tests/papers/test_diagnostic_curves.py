@@ -93,6 +93,7 @@ def test_a_figures_lines_are_means_over_samples_with_every_layer_beside(tmp_path
     assert [*pictures(page)] == [".hidden_states"], "the analysis that has no rows is not drawn"
 
 
+@pytest.mark.slow
 def test_points_and_stretches_of_curves_are_those_of_the_address(tmp_path):
     bands = [(i + 0.5) / 128 for i in range(128)]
     stored(tmp_path, "power_spectrum", [("power", part, None, x, lambda s, layer, x=x: 1 / 128)

@@ -129,6 +129,7 @@ def test_the_settings_plan_the_timed_passes_of_the_tables():
             assert (cell, one.length, one.batch or 1) in shapes, f"{table}: {one}"
 
 
+@pytest.mark.slow
 def test_a_tables_experiments_plan_its_cells():
     tables = [table for table in table_ids() if {*load(table).experiments} == {"flashcache_favor"}]
     check(["flashcache_favor"], tables)

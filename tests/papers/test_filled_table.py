@@ -498,6 +498,7 @@ def test_bad_input_is_one_sentence(tmp_path):
         Evidence.of([root])
 
 
+@pytest.mark.slow
 def test_every_format_has_every_cell_and_none_is_blank(tmp_path):
     root = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}}))
     names = ("flashcache_table05", "prefixkv_table13", "prefixkv_fig04", "mmshift_table03")

@@ -179,6 +179,7 @@ def test_another_model_and_another_experiment_are_refused(bundle, tmp_path, caps
         assert {*refused} == {*reasons} and all(text in refused[check] for check, text in reasons.items()), refused
 
 
+@pytest.mark.slow
 def test_what_is_no_bundle_is_answered_in_a_sentence(bundle, tmp_path, capsys):
     assert verb("accept")([str(tmp_path / "nowhere")]) == 2
     assert "nowhere is not a folder" in capsys.readouterr().err

@@ -280,6 +280,7 @@ def test_without_sharing_an_interrupted_sample_keeps_the_cells_that_had_ended(tm
     assert len(after) == 6 and {key: after[key] for key in kept} == kept
 
 
+@pytest.mark.slow
 def test_a_chat_template_without_end_is_refused_when_the_model_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(load, "TEMPLATE_S", 0.5)
     model = shutil.copytree(files("mmkv_bench") / "tiny" / "weights", tmp_path / "model")

@@ -174,6 +174,7 @@ def test_the_scores_of_two_judges_are_never_mixed_in_one_metric(root, server):
     assert "judge-7b" in by_cell.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -153,6 +153,7 @@ def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tm
         assert again.generated == 4 and everything(root) == everything(expected), kind
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, tmp_path, monkeypatch):
     """It looks once more when it ends, where nothing was answered since."""
     monkeypatch.setattr(origin_checks, "EVERY_S", -1)

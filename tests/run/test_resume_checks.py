@@ -41,7 +41,7 @@ def test_rows_of_another_machine_are_not_added_to_a_cell():
         (begun, here(cpu="Intel"), True, r"cpu AMD \(now Intel\)"),
     ):
         with pytest.raises(
-            StoreError, match=f"begun under rows with {words}, and one cell must not.*give another folder"
+            StoreError, match=f"begun under rows with {words}, but a cell's rows must agree.*give another folder"
         ):
             refuse_other_machine(rows, ["c"], own, times)
 

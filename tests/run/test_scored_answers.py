@@ -81,6 +81,7 @@ def test_scores_carry_the_digest_of_what_the_store_holds(rows):
     assert done(rows, *PLAIN).document["scored"] == 0
 
 
+@pytest.mark.slow
 def test_answers_that_were_made_again_are_scored_again_and_shown_as_unscored(rows, tmp_path, capsys):
     root = Path(shutil.copytree(rows, tmp_path / "rows"))
     answered_again(root)

@@ -127,6 +127,7 @@ def test_a_changed_score_is_found(rows, tmp_path, capsys):
         receipts_of([receipt], [root])
 
 
+@pytest.mark.slow
 def test_words_that_choose_nothing_are_answered(rows, tmp_path, capsys):
     for words, message in {
         ("snapkv@17",): "neither a cell nor a sample",

@@ -282,6 +282,7 @@ def test_writing_to_a_packed_store_keeps_what_it_held(tmp_path):
     assert content(Store(tmp_path)) == after and after[3][:2] == before[3][:2]
 
 
+@pytest.mark.slow
 def test_scores_that_are_written_while_packing_are_packed_or_stay(tmp_path):
     def late():
         write_scores(Store(tmp_path), [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])

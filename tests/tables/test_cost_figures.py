@@ -91,6 +91,7 @@ def test_scores_and_costs_of_two_stores_are_joined_by_what_the_cells_are(tmp_pat
     assert "medians of 3 repeats" in words and "disturbed: clock held down" in words and not bytes_front.disturbed
 
 
+@pytest.mark.slow
 def test_points_are_drawn_one_a_cell_with_the_front_through_the_best(tmp_path):
     score, speed = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS)
     figure = front_figure(fronts(build(load(score)), split_costs(["bytes", "tpot_s"])[1], [score, speed], tokens=64))

@@ -21,6 +21,7 @@ from tests.tables.test_cost_figures import scored
 from tests.tables.test_costs import STEPS, timed
 
 
+@pytest.mark.slow
 def test_measured_lines_have_their_repeats_and_the_score_lost_where_rows_match(tmp_path):
     score, speed = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS)
     (short, long) = deployment_tables(speed, score_losses(build(load(score)), score))

@@ -18,6 +18,7 @@ def test_the_committed_page_is_what_its_tool_makes():
     assert summary.PAGE.read_text(encoding="utf-8") == made
 
 
+@pytest.mark.slow
 def test_every_claim_is_of_cells_that_exist_and_states_a_printed_number():
     found = summary.claims()
     assert len(found) >= 20 and {claim.paper for claim in found} == {
