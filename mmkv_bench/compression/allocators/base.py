@@ -17,7 +17,7 @@ class Allocator(ABC):
     Class attributes:
         scope: "layer": a layer's budget is divided as soon as the layer is prefilled, so peak memory falls during the
             prefill. "model": the division needs the scores of all layers, so it follows the last layer.
-        excess: entries per KV head granted above the budget, as some released codes do; plans and audits report them.
+        excess: entries per KV head granted above the budget, as some released codes do.
         needs: statistics of a layer that ``summary`` reads.
         needs_visual: prompts without visual tokens are refused.
         exceeds: the model may be granted more than its budget with these parameters.
@@ -27,8 +27,8 @@ class Allocator(ABC):
         reads_fraction: a budget requested as a fraction is used as this fraction (``Context.asked``), not as C / T.
         streams: all KV heads of all layers get the same number of entries, at most the budget, as ``protocol=stream``
             demands.
-        follows_prompt: the entries of a head depend on the prompt's content and the weights, not on its length alone.
-            Then times and bytes measured with random weights do not hold for trained ones.
+        follows_prompt: a head's number of entries depends on the prompt's content and the weights, not on its length
+            alone. Then times and bytes measured with random weights do not hold for trained ones.
 
     A subclass sets these attributes, or defines properties if they depend on its parameters.
     """
@@ -109,15 +109,17 @@ class Allocator(ABC):
 
         Returns:
             Per layer int64 ``[Hkv]`` on the CPU, each at most n, with a sum of at most
-                ``(budget + excess) * Hkv * len(scores)`` and exactly that if n exceeds ``budget + excess``. An
-                allocator that divides the budget among layers keeps to its ``allowance`` instead.
+                ``(budget + excess) * Hkv * len(scores)`` and exactly that if n exceeds ``budget + excess``, except
+                where ``exceeds`` or ``falls_short``. An allocator of scope "layer" that divides the budget among
+                layers keeps to its ``allowance`` instead.
         """
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
-        """Return the most entries that one KV head may hold in the given layers together, before any score is known.
+        """Return the most entries per KV head, on average, that the given layers may hold together.
 
-        It is ``budget * len(layers)``, unless an allocator of scope "layer" divides the budget among layers. For all
-        layers of the model, an allocator that does not exceed its budget returns at most ``budget * n_layers``.
+        It is known before any score: ``budget * len(layers)``, unless an allocator of scope "layer" divides the budget
+        among layers. For all layers of the model, an allocator that does not exceed its budget returns at most
+        ``budget * n_layers``.
 
         Args:
             budget, layers, n_layers: see ``caps``.

@@ -25,7 +25,7 @@ class Compensation(Allocator):
     their modality's attention mass. Layer l starts with ``phi_l`` entries per KV head, where ``phi_1 = C``. Later
     layers settle the difference ``K_l = sum_h (k_v + k_t - phi_l)``: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l is
     divided by H, because phi is per head. All heads of a layer get the same cap, rounded to the nearest whole entry,
-    from 1 to n.
+    from 1 (0 if C is 0) to n.
 
     Args:
         theta: share of a modality's mass that its tokens must cover, in (0, 1].
@@ -68,7 +68,7 @@ class Compensation(Allocator):
         return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
 
     def _cover(self, mass: Tensor) -> Tensor:
-        """Return the fewest columns that hold theta of the sum of each row of ``mass [Hkv, m]``: int64 ``[Hkv]``."""
+        """Return the least number of columns that hold theta of each row's sum, int64 ``[Hkv]``. mass: ``[Hkv, m]``."""
         if mass.shape[1] == 0:
             return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
         reached = mass.sort(-1, descending=True).values.double().cumsum(-1)

@@ -31,7 +31,8 @@ class HeadPool(Allocator):
         alpha: share of ``base``, the budget without its window, that every head gets, in [0, 1].
         normalize: compare the heads' scores after multiplying those of each head by the fraction of their sum that its
             ``base`` largest hold. Needs scores of 0 or more.
-        rounding: "remainder": largest remainder, exact totals; "nearest", as released: each cap is rounded separately.
+        rounding: "remainder": largest remainder, exact totals; "nearest", under ``reading=released`` alone: each cap is
+            rounded separately.
 
     Paper and code: ``reading=released`` is AdaKV's release as MM-ShiftKV's copy sets it: ``normalize=true``,
     ``alpha * base`` rounded down, and ``rounding=nearest``, so that a layer may hold a few entries more or fewer than

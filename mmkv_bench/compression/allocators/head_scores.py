@@ -31,7 +31,7 @@ class HeadScores(Allocator):
         cap = (base - r) * L * Hkv * s / sum(s)  +  r  +  w
 
     The score of a KV head is the sum over its g query heads. Scores are measured offline
-    (``python -m mmkv_bench.calibrate sparsemm``), so caps are known before the prefill. A head holds at most n entries:
+    (``python -m mmkv_bench calibrate sparsemm``), so caps are known before the prefill. A head holds at most n entries:
     the others divide the excess in proportion to their shares (water-filling), and the model holds exactly
     ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w`` (the sum of the floors is rounded down), and
     the rest of the budget stays unused.

@@ -136,7 +136,8 @@ class Hybrid(Allocator):
     No code was released. Open in the paper and chosen here: k (its section 2 counts the top 5 %), alpha, the causal
     mask of equation 2, the head dimension as d in its scaling, the classes of query heads that share keys, and power.
     The paper pads dynamic budgets "to its nearest powers of 2": the nearest power (the default), or, as padding
-    suggests, the next higher one ("up", whose rows may exceed their budget and are marked).
+    suggests, the next higher one ("up", whose rows may exceed their budget and are marked). The paper also rounds each
+    head's share up, which would exceed the budget; here totals are exact.
     """
 
     heads: HeadClasses = field(default_factory=HeadClasses)

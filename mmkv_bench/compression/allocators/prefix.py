@@ -40,7 +40,8 @@ class Prefix(Allocator):
             configuration ``auto`` or a path; the allocator can divide a budget only after the profile is loaded.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has
             no more digits. The default is the smallest that the paper tries.
-        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = delta decides.
+        steps: more than 0: at most this many halvings of the online search instead of delta (table 11); 0 = delta
+            decides.
         rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer
             is rounded separately, halves to the even number. Under "offline" the profile is then used at the requested
             fraction, without the common factor. A model may hold up to L / 2 entries per KV head more or fewer than its

@@ -30,8 +30,8 @@ class Pyramid(Allocator):
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; equal to the selector's
             window.
         beta: base, the average share, over the last layer's share, 1 or more. 1 is the uniform budget.
-        step: "real": exact shares, rounded by largest remainder; "floored", as released: ``low`` and the step between
-            layers are rounded down, so the total is above the budget.
+        step: "real": exact shares, rounded by largest remainder; "floored", under ``reading=released`` alone: ``low``
+            and the step between layers are rounded down, so the total may be above the budget.
         frozen: prompt length [tokens] whose caps are used for all prompts, 0 = each prompt's own. With ``step=floored``
             only, because shares of another prompt do not add up to the budget.
 

@@ -21,8 +21,8 @@ class Safeguard(Allocator):
     Args:
         alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless alpha is 0.
 
-    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). In AdaKV's own algorithm (``HeadPool``) a head
-    gets the floor in addition to its part of the rest; here a head gets at least the floor.
+    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). In AdaKV's own algorithm (``HeadPool``) the
+    entries that fill a head's floor count again when the rest is divided; here they do not.
     """
 
     alpha: float = 0.2

@@ -16,8 +16,8 @@ class Uniform(Allocator):
     """An allocator that grants every KV head of every layer ``min(budget + excess - unused, n)`` of its n candidates.
 
     Args:
-        excess: entries per KV head above the budget. 0 under the papers' rules. The KeyDiff in MM-ShiftKV's released code
-            keeps 32 more.
+        excess: entries per KV head above the budget. 0 under the papers' rules. The KeyDiff in MM-ShiftKV's released
+            code keeps 32 more.
         unused: entries per KV head by which the result stays below the budget; at least one entry is kept. 0 under
             the papers' rules. ElasticCache's released code evicts one entry too many.
     """

@@ -9,10 +9,12 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 
 @dataclass(frozen=True)
 class UniformModel(Uniform):
-    """``Uniform`` for selectors that need the scores of all layers at once (``OneSet``): no memory is freed earlier.
+    """``Uniform`` after the last layer, for selectors that need the scores of all layers at once (``OneSet``).
+
+    No memory is freed earlier.
 
     Args:
-        excess: see ``Uniform``.
+        excess, unused: see ``Uniform``.
     """
 
     scope = "model"

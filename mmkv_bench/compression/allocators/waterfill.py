@@ -24,7 +24,8 @@ def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Seque
         One count per item, ``0 <= count <= cap``; the counts add up to ``total``.
 
     Raises:
-        ValueError: negative or non-finite weights, a total below 0 or above the sum of the caps.
+        ValueError: negative or non-finite weights, another number of caps than weights, a cap below 0, a total below 0
+            or above the sum of the caps.
     """
     caps = [cap] * len(weights) if isinstance(cap, int) else list(cap)
     if len(caps) != len(weights) or any(most < 0 for most in caps):

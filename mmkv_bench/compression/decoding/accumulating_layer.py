@@ -51,7 +51,8 @@ class AccumulatingLayer(CompressedLayer):
     def attended(self, query: Tensor, scaling: float) -> None:
         """Add the attention of the n newest tokens, ``query [1, Hq, n, D]``, to `attention_sums`, then evict.
 
-        Every head evicts one entry for each answer token above the layer's size.
+        Tokens whose queries the prefill's scores have counted add nothing. Every head evicts one entry for each answer
+        token above the layer's size.
         """
         n = query.shape[2]
         self._append_slots(n)

@@ -18,10 +18,10 @@ class FixedDistance(Holding):
         distance: d, distance of the evicted entry to the newest one, or to the prompt's end (``anchor``) [entries]; 0
             evicts the newest entry itself.
         anchor: "newest": the d-th entry before the newest one is evicted, PrefixKV's text. "prefill": the entry with
-            the fixed index ``m - d`` is evicted, where m is the head's number of entries when the answer began:
-            ElasticCache's "fixed truncation location" near the end of the instruction; both releases do this. In a
-            cache too short for d, "newest" takes index 1 (after the first token) and "prefill" index ``m // 2``, as
-            PrefixKV's release.
+            the fixed index ``m - d`` is evicted, where m is the head's number of entries when the answer began, slack
+            included: ElasticCache's "fixed truncation location" near the end of the instruction; both releases do
+            this. Both choose the same entry with hold=size. In a cache too short for d, however, "newest" takes index
+            1 (after the first token) and "prefill" index ``m // 2``, as PrefixKV's release.
 
     Paper and code: PrefixKV's release uses anchor=prefill and positions=cached. It computes a head's allowed size from
     the evicted fraction in its file, this class from the share that was kept. Not reproduced: in a cache shorter than

@@ -25,14 +25,14 @@ class KIVI(DecodePolicy):
     - values: all but the last R are quantised per token over groups of G channels (one group of all channels if a head
       has fewer than G). From then on every step quantises the oldest of R + 1.
 
-    Keys are quantised with their rotation, as released. Evicted entries are in no group; heads that kept different
-    numbers of entries form separate groups. Prompt tokens that are fed after the reduction (the last one under
-    ``strict``, the question under ``query_agnostic``) are attended to in full precision once, like the rest of the
-    prompt. Fewer than R entries all stay in full precision until the answer has filled the residual (fallback
-    `within_residual`), so with eviction R should be well below the budget.
+    Keys are quantised with their rotation, as released. Evicted entries are in no group, and no group spans two heads.
+    Prompt tokens that are fed after the reduction (the last one under ``strict``, the question under
+    ``query_agnostic``) are attended to in full precision once, like the rest of the prompt. Fewer than R entries all
+    stay in full precision until the answer has filled the residual (fallback `within_residual`), so with eviction R
+    should be well below the budget.
 
     Every step dequantises a whole layer for the attention kernel and drops that copy again. Decoding is therefore
-    slower than with the paper's fused kernels; stored bytes count the packed entries only.
+    slower than with the paper's fused kernels; stored bytes do not include the copy.
 
     Args:
         bits: bits of a stored number, 2 or 4 as in the paper, or 8. The scale and minimum of each group are stored too,

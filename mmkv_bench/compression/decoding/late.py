@@ -24,8 +24,9 @@ class Late(DecodePolicy):
     With ``when=first_step``: while the answer's first token is fed, each layer attends to all T + 1 entries. This
     attention is added to the scores of the prefill (the new token has no other), and allocator, selector and reducer
     choose among the T + 1 entries; the new token counts as text. ``entries_resident`` of a result row is the full
-    cache; ``entries_end`` shows the reduction. Under ``strict`` the token that is fed again, and under
-    ``query_agnostic`` the question, are candidates too, as text that only the first answer token has scored.
+    cache; ``entries_end`` shows the reduction. Tokens fed before the answer are candidates too: under ``strict`` the
+    token that is fed again, with its score of the prefill; under ``query_agnostic`` the question, as text that only the
+    first answer token has scored.
 
     Args:
         allocator, selector, reducer: the method's parts. The allocator must decide layer by layer or by its summaries:

@@ -20,8 +20,8 @@ class _Store:
     """Keys or values of one layer: per KV head packed units, then a rest in full precision.
 
     A unit is quantised at once: G tokens of keys, or one token of values. Every head's entries begin at the left, in
-    the order of the kept tokens, so padding is never part of a group. `units` and `unpacked` count each head's units and
-    full-precision tokens.
+    the order of the kept tokens, so padding is never part of a group. `units` and `unpacked` count each head's units
+    and full-precision tokens.
 
     Args:
         entries: for each head `[m_h, D]`, in full precision.
@@ -84,7 +84,7 @@ class _Store:
         return Packed(data, scale, zero, self.bits)
 
     def _filled_units(self) -> Packed | None:
-        """Return the packed units of the longest head, with zeros where shorter heads have none, or None."""
+        """Return all heads' packed units, zeros where a head has fewer than another; None if there are none."""
         most = max(self.units)
         if not most or self.packed is None:
             return None

@@ -206,7 +206,10 @@ class RetrievalLayer(CompressedLayer):
         self._fill_buffers(*pages.fetch(chunks, self.width, pages.copy_rows_to_host(chunks)))
 
     def _choose_chunks(self, query: Tensor, pages: Pages) -> Tensor:
-        """Return the chunks to fetch, by the mean of a step's queries ``[1, Hq, n, D]`` over tokens and query heads."""
+        """Return the chunks to fetch, int64 ``[H, slots]``, for the queries ``[1, Hq, n, D]`` of a step.
+
+        They are chosen by the mean query over the n tokens and the query heads of each KV head.
+        """
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
         return pages.best_chunks(mean[self.heads], self.keep_last)
 

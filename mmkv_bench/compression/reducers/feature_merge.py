@@ -17,7 +17,7 @@ class FeatureMerge(Reducer):
 
     Pruned token m goes to the kept token n of its head with the largest cosine of ``k_m`` and ``k_n`` (equal cosines:
     the lower n; a zero key has cosine 0 with all), and ``k_n = mean({k_n} and all k_m assigned to n)``. Values follow
-    their keys. Keys are compared and averaged as they are cached, rotated. Cosines are float32, by blocks of pruned
+    their keys. Keys are compared and averaged as they are cached, rotated. Cosines are float32, by blocks of
     tokens, so that nothing of size T x T exists. The release has no merging code.
     """
 

@@ -31,7 +31,7 @@ class LookMMerge(Reducer):
 
     A prompt without visual tokens is reduced as by H2O: evicted entries are lost (fallback ``nothing_merged``; the
     releases leave the prompt whole). Entries that nothing is assigned to come back bit for bit. Cosines and sums are
-    float32. Memory beyond the result is one tile of (evicted block) x (kept).
+    float32. Extra memory: float32 copies of the kept entries, and one tile of (evicted block) x (kept).
 
     Args:
         merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
@@ -139,7 +139,7 @@ def _evicted_positions(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Ten
     """Return the evicted positions below n, int64 ``[Hkv, e]`` ascending, and which are valid, bool ``[Hkv, e]``.
 
     A head that evicts fewer than e has invalid positions at its end. A head that keeps nothing has only invalid ones.
-    index: kept positions, int64 ``[Hkv, C]``. real: False where a head's row of ``index`` is only padded.
+    index: kept positions, int64 ``[Hkv, C]``. real: bool ``[Hkv, C]``, False at padding.
     """
     is_kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     is_kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
@@ -153,7 +153,8 @@ def _evicted_positions(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Ten
 def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     """Return each candidate's largest cosine with a kept key, float32 ``[Hkv, e]``, and the slot of this key.
 
-    rows: the candidates. kept: ``[Hkv, m, D]``. real: which columns of ``kept`` are entries and not padding.
+    rows: int64 ``[Hkv, e]``, the candidates. kept: ``[Hkv, m, D]``. real: bool ``[Hkv, m]``, which slots of ``kept``
+    are entries and not padding.
     """
     units, padded = torch.nn.functional.normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)

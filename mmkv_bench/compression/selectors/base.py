@@ -13,7 +13,7 @@ class Selector(ABC):
 
     Class attributes:
         needs_visual: prompts without visual tokens are refused.
-        exceeds: more than the caps may be kept with these parameters, as a released code does.
+        exceeds: more than the caps may be kept with these parameters.
         printed: ``exceeds`` follows from the paper's own formula. Then it is allowed under ``reading=paper`` too, and
             marked in rows and tables.
         falls_short: less than the caps may be kept with these parameters.
