@@ -108,7 +108,7 @@ def committed(method: str, model_name: str) -> Path:
 
 
 def save(artefact: Artefact, path: Path) -> Path:
-    """Write an artefact, and return its path."""
+    """Write an artefact as JSON with sorted keys, one row of numbers per line. Return its path."""
     write_bytes(path, (_readable(json.loads(canonical_json(asdict(artefact)))) + "\n").encode())
     return path
 
@@ -122,8 +122,8 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
         model_name, model_fingerprint: the run's model.
 
     Raises:
-        CalibrationError: the file is missing, is not an artefact, was changed after it was written, or belongs to
-            another method or model.
+        CalibrationError: an argument is not valid, or the file is missing, is not an artefact, was changed after it was
+            written, or belongs to another method or model.
     """
     if method not in METHODS:
         raise CalibrationError(f"there is no calibration for {method!r}; {nearest(str(method), METHODS)}")
@@ -161,7 +161,7 @@ class Calibrations:
     Attributes:
         used: method -> shortened checksum of its artefact, for methods that read one since the last call of `taken`.
         seen: shortened checksum -> description of the artefact's samples: `dataset`, number of `samples`, and
-            `instruction`, if it was used to select samples.
+            `instruction`, if the samples were selected by the length of their text.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str):

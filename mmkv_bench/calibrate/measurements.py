@@ -147,7 +147,8 @@ def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str,
 
 # ---------------------------------------------------------------- HybridKV
 def head_sparsity(loaded: LoadedModel, sample: PromptSample, settings: Mapping[str, Any]) -> list[list[float]]:
-    """Measure HybridKV's sparsity score S* (arXiv 2604.05887, equation 3), one number per layer and KV head."""
+    """Measure HybridKV's sparsity score S* (arXiv 2604.05887, equation 3) in one sample: per layer one number per KV
+    head."""
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is not a quantile; allowed: 0 to 1")
     prompt = encoded(loaded, sample)

@@ -86,9 +86,9 @@ def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[
 
 
 def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
-    """Convert PrefixKV's files (name to JSON value) to the data of `measurements.prefix_profile`, without `std`.
+    """Convert PrefixKV's released files to the data of `measurements.prefix_profile`, without `std`, which they lack.
 
-    Return the data, and sentences about oddities of the files.
+    Return the data, and sentences about oddities of the files. contents: file name to its JSON value.
     """
     rows: dict[Decimal, tuple[str, list[float]]] = {}
     for name, values in contents.items():
@@ -124,10 +124,9 @@ def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dic
 
 
 def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
-    """Convert SparseMM's file (name to JSON value) to the data of `measurements.head_scores`: the mean of each head's
-    samples.
+    """Convert SparseMM's released file to the data of `measurements.head_scores`: the mean of each head's samples.
 
-    Return the data, and sentences about oddities of the file.
+    Return the data, and sentences about oddities of the file. contents: file name to its JSON value.
     """
     if len(contents) != 1:
         raise CalibrationError(f"expected one file of head scores, got {len(contents)}; give one")

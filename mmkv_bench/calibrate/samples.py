@@ -67,7 +67,7 @@ class PromptSamples:
 
 
 def chat(question: str, images: int = 0) -> list[dict[str, Any]]:
-    """Return one user message: the images, then the question."""
+    """Return a list of one user message: the images, then the question."""
     content = [{"type": "image"} for _ in range(images)] + [{"type": "text", "text": question}]
     return [{"role": "user", "content": content}]
 
@@ -135,7 +135,8 @@ def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[
     """Return the numbers (from 0, in prompt order) of the visual tokens that show any part of the given grid cells of a
     page.
 
-    The list is empty if the family crops the cells away (LLaVA-1.5 takes the middle of a page).
+    If a family encodes a page both whole and in tiles, the tokens of both count. The list is empty if the family crops
+    the cells away (LLaVA-1.5 takes the middle of a page).
 
     Args:
         cells: grid cells of one or more answer characters.
@@ -174,8 +175,11 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Prompt
 
 
 def read(path: Path) -> str:
-    """Return the text of a file, or of all `*.txt` files of a folder by name. Raises CalibrationError if there is no
-    text."""
+    """Return the text of a file, or of all `*.txt` files of a folder in the order of their names.
+
+    Raises:
+        CalibrationError: there is no text.
+    """
     text_files = [path] if path.is_file() else sorted(path.glob("*.txt"))
     text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in text_files)
     if not text.strip():
@@ -184,6 +188,6 @@ def read(path: Path) -> str:
 
 
 def described(path: Path, tokens: int) -> str:
-    """Return the description of a text for an artefact."""
+    """Return the description of a text for an artefact: the passage length, and the text's checksum."""
     digest = hashlib.sha256(read(path).encode()).hexdigest()[:16]
     return f"passages of {tokens} tokens, one behind the other, of a text with sha256 {digest}"

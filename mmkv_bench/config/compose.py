@@ -1,8 +1,8 @@
 """Composition of a `RunConfig` from command-line overrides by Hydra. A mistake becomes an error of one sentence.
 
 Hydra reads and merges every file anew for each composition (half a second for all methods). So the composition of the
-chosen files is cached while they stay unchanged: all jobs of a sweep choose the same files. Overrides of values are
-then applied to a copy of that composition.
+chosen files is cached while no YAML file changes: all jobs of a sweep choose the same files. Overrides of values are
+then applied to a copy of that composition, as Hydra applies them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     words (on a command line `nan` is a number). If `only` is given, only its datasets stay.
 
     Raises:
-        ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind, an
-            interpolation to a missing key, a key without a value, or an unknown dataset in `only`.
+        ConfigError: an override that cannot be read, a sweep, an unknown group, option or key, a value of the wrong
+            kind, an interpolation to a missing key, a key without a value, or an unknown dataset in `only`.
     """
     parsed = expand_short_forms([parse(text) for text in overrides])
     for override in parsed:
@@ -157,7 +157,8 @@ def forked(overrides: Sequence[str]) -> list[str]:
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Return overrides as Hydra takes them: without short forms, and with `++` before keys that a user may add."""
+    """Return overrides as Hydra takes them: with full keys in place of short forms and `dataset.<key>`, and with `++`
+    before keys that a user may add."""
     named = _with_full_keys(expand_short_forms([parse(text) for text in overrides]))
     return ["++" + o.input_line.lstrip("+") if is_users_own(o.key_or_group) else o.input_line for o in named]
 
@@ -206,7 +207,10 @@ def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- compositions by Hydra
 def composed(choices: Sequence[str], values: Sequence[str] = (), extra: Sequence[str] = ()) -> DictConfig:
-    """Compose a configuration from cached choices of files and overrides of values. The caller may change the result.
+    """Compose a configuration from choices of files and overrides of values. The caller may change the result.
+
+    The composition of `choices` is cached. With a value of `hydra.*`, or one that OmegaConf refuses, Hydra composes
+    everything anew.
 
     Args:
         choices: overrides of groups and of the search path.

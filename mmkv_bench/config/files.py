@@ -171,12 +171,15 @@ TITLES = {
 
 
 def filled(model: str, gates: Any) -> Any:
-    """Fill in the printed scores that a model's full-cache gates name. Gates with a score stay unchanged.
+    """Fill in the scores that a model's full-cache gates name, from the papers' tables.
 
-    gates: a list of gates; other values are returned unchanged.
+    A gate is the score of the full cache on a dataset (or a group of datasets) as a paper prints it.
+
+    gates: a list of gates, in which the key `printed` names the table of a gate. Gates without this key stay unchanged,
+    as do values that are no list.
 
     Raises:
-        ConfigError: a table lacks the score that a gate names.
+        ConfigError: a table is missing, or has not exactly one score for a gate.
     """
     if not isinstance(gates, list):
         return gates

@@ -97,7 +97,7 @@ def defaults(target: str) -> dict[str, Any]:
 
 
 def _classes(module: str) -> dict[str, type]:
-    """Map the names of the classes that a module itself defines to the classes; empty if there is no such module."""
+    """Map the names of the classes that a module itself defines to the classes, in order; empty without the module."""
     try:
         if find_spec(module) is None:
             return {}

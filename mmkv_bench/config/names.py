@@ -96,6 +96,7 @@ def tables(words: str) -> list[str]:
     """Return the ids of the papers' tables and figures that a text names: `mmshift_table01` for `MM-ShiftKV Table 1`.
 
     A paper alone names all its tables and figures. A number alone names that table of every paper.
+    Empty if the text names none.
     """
     table_match = _TABLE.fullmatch(words)
     paper_by_folded_name = {folded(one): key for key, title in TITLES.items() for one in (key, title)}

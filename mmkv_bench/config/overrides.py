@@ -94,9 +94,10 @@ def located(folder: str) -> str:
 def is_users_own(key: str) -> bool:
     """Tell whether a user may add this key, without a plus.
 
-    These are `variants.<name>`, `methods.<method>.reading`, `methods.<method>.decoding` (for a method without a decode
-    policy), `methods.<method>.args.<argument>` (arguments of code from outside),
-    `datasets.<dataset>.generation.<setting>`, and `hydra.launcher.additional_parameters.<flag>` (flags of sbatch).
+    These are `variants.<name>...`, `methods.<method>.reading`, `methods.<method>.decoding` (`checked_value` refuses a
+    second decode policy), `methods.<method>.args...` (arguments of outside code, checked by its constructor),
+    `datasets.<dataset>.generation.<setting>` (checked by the decode rules), and
+    `hydra.launcher.additional_parameters.<flag>` (checked by sbatch).
     """
     path = key.split(".")
     return (
@@ -147,8 +148,8 @@ def check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
 
 
 def _advice_on_name(group: str, name: str, names: Sequence[str], extra: tuple[str, ...]) -> str:
-    """Return the end of an error message about an unknown name: an answer to a common word, the groups with that name,
-    or a similar name."""
+    """Return the end of an error message about an unknown name, such as an answer to a common word, the groups with
+    that name, or a similar name."""
     if group == DATASET and (size_remedy := _page_size_advice(name, names)):
         return size_remedy
     if answer := NAME_ANSWERS.get(group, {}).get(folded(name) or name):
@@ -268,8 +269,8 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
 def _nearest_key(text: str, path: Sequence[str], reference: Mapping[str, Any]) -> str:
     """Return the end of an error message about an unknown key.
 
-    It suggests the key `window` of a group or chosen method, a similar key, or a dataset or method similar to
-    `snapkw.window`.
+    For `window` it suggests this key of a group or of a chosen method or dataset, else a similar key. For
+    `snapkw.window` it suggests a similar key, else a similar method or dataset.
     """
     key, paths_by_key = path[0], dict[str, list[str]]()
     nodes = {group: reference.get(group) or {} for group in SCHEMAS if group}
@@ -297,8 +298,8 @@ def _unchosen_name_message(text: str, group: str, name: str, chosen: tuple[str, 
 
 
 def _check_kind(path: str, value: Any, old: Any, strict: bool) -> None:
-    """Refuse unknown keys inside mappings, values of another declared type and, if `strict`, of another kind than
-    `old`."""
+    """Refuse unknown keys inside mappings, values of another type than declared and, if `strict`, of another kind than
+    the default `old`."""
     if isinstance(value, dict) and isinstance(old, Mapping):
         for key, inner in value.items():
             if str(key) not in old:

@@ -38,8 +38,8 @@ def stored_config(stored: Mapping[str, Any]) -> RunConfig:
 def _plain_values(composed: DictConfig) -> dict[str, Any]:
     """Return all keys of a composition as plain values.
 
-    If an interpolation has no key, all interpolations inside `variants` are kept: such a key may belong to a variant's
-    base.
+    If an interpolation refers to a missing key, all interpolations inside `variants` are kept: the key may belong to a
+    variant's base.
     """
     try:
         return OmegaConf.to_container(composed, resolve=True)
@@ -108,8 +108,8 @@ def settle(config: Container) -> None:
     """Replace every absolute interpolation in a composition by its value, and check the relative ones (`${.window}`).
 
     Relative interpolations stay, because a method's reading (the paper's text or the released code) may change the
-    parameters that they name. `methods.node.under_reading` checks those inside a variant's parts, once variant and base
-    are merged.
+    parameters that they name. Those inside a variant's parts are not checked here but by `methods.node.under_reading`,
+    once variant and base are merged.
 
     Raises:
         ConfigError: an interpolation to a missing key, to a value of another type or to itself, or a key without a

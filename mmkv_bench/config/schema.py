@@ -497,8 +497,8 @@ def accepts(key: str, value: Any) -> bool:
 
 
 def scalars(declared: Any) -> tuple[type, ...] | None:
-    """Return the types of a key declared with this type, such as `(int, NoneType)`; None if it may be a list or a
-    mapping."""
+    """Return the types of a key declared with this type, such as `(int, NoneType)`; None for any type other than str,
+    int, float or bool, with or without None."""
     declared_types = get_args(declared) or (declared,)
     return declared_types if {*declared_types} in _SCALAR_TYPE_SETS else None
 

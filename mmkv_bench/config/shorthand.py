@@ -36,10 +36,11 @@ OBSERVATION = "docs/observation.md lists all that `obs` offers"
 
 
 def expand_short_forms(parsed: Sequence[Override]) -> list[Override]:
-    """Replace every short form in overrides by keys of the configuration.
+    """Return the overrides with every short form replaced by keys of the configuration.
 
     Raises:
-        ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
+        ConfigError: a file whose name cannot be a method's, a setting that a method's file does not take, a sweep over
+            files or locations, or a word without one translation.
     """
     extra_folders = searchpath(parsed)
     parsed = understood(parsed, extra_folders)
@@ -174,8 +175,8 @@ def _model(place: str) -> Iterator[Override]:
 
 # ---------------------------------------------------------------------- keys that begin with a name
 def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
-    """Return the group that offers the first word of a key (`method` for `snapkv.window`); None if a key has that
-    name."""
+    """Return the group that offers the first word of a key (`method` for `snapkv.window`); None if there is none, or
+    if a key or group has that name."""
     name_in_key, _, key_in_name = key.partition(".")
     if not key_in_name or name_in_key in keys() or name_in_key in groups():
         return None

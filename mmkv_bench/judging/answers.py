@@ -351,8 +351,8 @@ class JudgeAnswers:
         """Return the stored answer to a question.
 
         Raises:
-            JudgeError: there is no answer. The next `fetch` asks the question, unless there is no judge or an earlier
-                `fetch` failed.
+            JudgeError: there is no answer. The next `fetch` asks the question, unless there is no judge or the question
+                failed before.
         """
         if self._endpoint is None:
             raise JudgeError("no judge was asked (judge=none)")
@@ -419,7 +419,7 @@ def not_judged(row: Mapping[str, Any]) -> bool:
 
 
 def check_judge(judge: Judge) -> None:
-    """Raise ConfigError if settings of a judge contradict each other or its address contains a password."""
+    """Raise ConfigError if settings of a judge contradict each other or its address has a user name or password."""
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
             "judge.url or judge.model is set, but judge=none asks no judge; allowed: judge=local or "

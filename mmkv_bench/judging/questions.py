@@ -135,7 +135,7 @@ def points(text: str) -> bool:
 
 
 def option_letter(text: str) -> bool:
-    """Return True if a WorldQA judge's reply is one letter from A to E, where E means none of the choices."""
+    """Return True if a judge's reply to a WorldQA question with choices is one letter from A to E (E: none of them)."""
     return re.fullmatch(r"[A-E]", text.strip(), re.IGNORECASE) is not None
 
 
@@ -175,7 +175,7 @@ PAIRED = {"gpt_eval_score_consistency": "video_name"}
 
 def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
     """Return the pairs of documents, by number, that lmms-eval forms: each document with the next unpaired one of its
-    video.
+    video. A document without a partner is in no pair.
 
     fields: the video of each document in order.
     """
