@@ -54,7 +54,8 @@ class HeadScores(Allocator):
 
     Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains r already. The release
     computes the cap above, with ``rounding=nearest`` and ``surplus=drop``. It compresses nothing if ``base > T - w``,
-    that is ``C > T``, where every method here keeps everything.
+    that is ``C > T``, where every method here keeps everything. Only the release pools scores (average over 5 tokens), as
+    all methods of the window family do here.
     """
 
     calibrated_by = "sparsemm"

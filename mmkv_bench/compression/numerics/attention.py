@@ -80,7 +80,7 @@ def column_sums(
         query: ``[Hq, n, D]``, rows at positions ``offset .. offset + n - 1``.
         key: ``[Hkv, S, D]`` with ``S = offset + n``.
         offset: tokens before this chunk; the sums of all chunks add up to those of the whole prompt.
-        scaling, sinks, reach: see above; with ``reach`` no fused kernel is used.
+        scaling, sinks, reach: see the module's docstring; with ``reach`` no fused kernel is used.
     """
     if reach is None and devices.at(key.device).fuses:
         from mmkv_bench.compression.numerics import fused
@@ -131,7 +131,7 @@ def window_mass(
     Args:
         tail: ``[Hq, w, D]``, the prompt's last w queries (w <= T).
         key: ``[Hkv, T, D]``.
-        scaling, sinks, reach: see above.
+        scaling, sinks, reach: see the module's docstring.
     """
     rows = tail.shape[1]
     group = tail.shape[0] // key.shape[0]

@@ -219,7 +219,10 @@ def _ranks(score: Tensor) -> Tensor:
 
 
 class _View:
-    """The attention module as a press sees it: with kvpress' `rotary_emb`, and with norms in its projections."""
+    """The attention module as a press sees it: with a `rotary_emb`, as kvpress' hook attaches, and norms in its projections.
+
+    All other attributes are the module's.
+    """
 
     def __init__(self, obs: Observation):
         self._obs = obs

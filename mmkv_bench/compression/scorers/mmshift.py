@@ -77,8 +77,8 @@ class MMShiftScorer(Scorer):
             at positions 1 to 16 after it, form one group.
         calibration: data for ``centring=global`` and ``expansion=layer``: ``mean`` (per layer E floats) and ``gamma``
             (a float per layer: std of decoded tokens over that of the prompt's). Made by
-            ``python -m mmkv_bench calibrate mmshift``. In a configuration ``auto``, the model's committed artefact, or
-            a path.
+            ``python -m mmkv_bench calibrate mmshift``. In a configuration: ``auto`` (the model's committed artefact)
+            or a path.
 
     Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are
     isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets (+32, ...,
