@@ -17,7 +17,8 @@ class RandomScorer(Scorer):
     and shared by all budgets, so that a smaller budget keeps a subset of a larger one's entries. The selector protects
     the last token alone, or four sinks as well (``methods.random.sinks=4``).
 
-    No paper is reproduced: kvpress draws the same numbers in every layer; EffiVLM-Bench keeps 10 % recents.
+    No paper is reproduced: with a seed, kvpress draws the same numbers in every layer, and it protects
+    nothing; EffiVLM-Bench keeps 10 % recents.
     """
 
     stochastic = True

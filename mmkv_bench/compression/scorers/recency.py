@@ -18,7 +18,8 @@ class RecencyScorer(Scorer):
 
     Paper and code: the original evicts one entry per new token and rotates keys by their index in the cache. The
     field's benchmarks use it one-shot at the end of the prefill with true positions, as here. MM-ShiftKV's release has
-    4 sinks in a clean process; 1 or 32 if another method's set-up ran before.
+    4 sinks in a clean process, so ``reading=released`` changes nothing; 1 or 32 if another method's set-up ran before
+    (``sinks=1`` or ``sinks=32``).
     """
 
     comparable = False
