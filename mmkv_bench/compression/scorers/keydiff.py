@@ -27,8 +27,9 @@ class KeyDiffScorer(Scorer):
 
     Paper and code: the paper evicts block by block as the prompt arrives; here, as in kvpress and MM-ShiftKV, it is
     one-shot. MM-ShiftKV's paper forces only the last token and keeps C entries; its released class leaves a window of
-    32 out of the anchor, and keeps this window AND C entries of the rest: ``min(C + 32, T)``. ``reading=released`` reproduces this by ``window=32`` here and in the selector, ``excess=32`` in the
-    allocator, where the audit counts it, and ``score_rounding=model``.
+    32 out of the anchor, and keeps this window AND C entries of the rest: ``min(C + 32, T)``.
+    ``reading=released`` reproduces this by ``window=32`` here and in the selector, ``excess=32`` in the allocator,
+    where the audit counts it, and ``score_rounding=model``.
     """
 
     window: int = 0

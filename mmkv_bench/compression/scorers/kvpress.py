@@ -219,7 +219,7 @@ def _ranks(score: Tensor) -> Tensor:
 
 
 class _View:
-    """The attention module as a press sees it: with a `rotary_emb`, as kvpress' hook attaches, and norms in its projections.
+    """The attention module as a press sees it: with `rotary_emb`, which kvpress' hook attaches, and norms in projections.
 
     All other attributes are the module's.
     """
