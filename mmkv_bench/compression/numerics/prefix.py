@@ -31,7 +31,7 @@ def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
 
 
 def prefix_counts(curves: Tensor, p: float) -> Tensor:
-    """Return ``n * R_l(p)``, each layer's length of the shortest prefix with cumulative priority p, int64 ``[L]``.
+    """Return ``n * R_l(p)``, int64 ``[L]``: the length of each layer's shortest prefix of priority p or more.
 
     curves: ``P_l`` of ``prefix_curves``.
     """

@@ -42,8 +42,8 @@ class ExpectedAttentionScorer(Scorer):
     norm, and takes 1-D future positions, which are not those of a model with mrope. ``reading=released`` is
     MM-ShiftKV's copy as far as it can run: the last token is forced (``recents=1``) and everything is rounded
     (``rounding=model``). Not reproduced: its 1-D future positions, its rotation averaged in half precision, a budget
-    given as a ratio (compared as text, never used), and a dispatcher that never selects the class, so that the paper's
-    row cannot come from it.
+    given as a ratio (compared as text, never used), and a dispatcher that never selects the class, so that the row
+    in MM-ShiftKV's table cannot come from it.
     """
 
     future: int = 512

@@ -219,9 +219,9 @@ def _ranks(score: Tensor) -> Tensor:
 
 
 class _View:
-    """The attention module as a press sees it: with `rotary_emb`, which kvpress' hook attaches, and norms in projections.
+    """The attention module as a press sees it: with `rotary_emb`, and with the module's norms in its projections.
 
-    All other attributes are the module's.
+    kvpress' own hook would attach `rotary_emb`. All other attributes are the module's.
     """
 
     def __init__(self, obs: Observation):

@@ -60,8 +60,7 @@ def add_text_prior(sums: Tensor, types: Tensor) -> Tensor:
 def remove_text_prior(scores: Tensor, types: Tensor) -> Tensor:
     """Return the sums from which ``add_text_prior`` made these scores, up to its rounding.
 
-    The largest score gives the maximum M of the sums: it is M if a visual token had the maximum, 2 M if a text token
-    had it.
+    The maximum of the sums is the larger of the largest visual score and half of the largest text score.
     """
     text = types.to(scores.device) == 0
     visual = scores.masked_fill(text, 0).amax(-1, keepdim=True)
