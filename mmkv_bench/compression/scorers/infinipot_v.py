@@ -66,8 +66,8 @@ class InfiniPotVScorer(Scorer):
         distinct = self._distinct(obs, obs.frames, cell, recent).masked_fill(text | recent, -torch.inf)
         granted = budget - round((1 - self.alpha) * budget) - recent.sum(-1, keepdim=True)
         rank = distinct.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-        by_value_norm = (rank < granted) & ~(text | recent)
-        return norm + 3.0 * text + 2.0 * recent + 1.0 * by_value_norm
+        least_redundant = (rank < granted) & ~(text | recent)
+        return norm + 3.0 * text + 2.0 * recent + 1.0 * least_redundant
 
     @staticmethod
     def _distinct(obs: Observation, frames: Frames, cell: Tensor, recent: Tensor) -> Tensor:
