@@ -141,7 +141,7 @@ def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[s
     if unknown_keys or len(heads_of_file) != len(expected_heads):
         raise CalibrationError(
             f"{name} has scores of {len(heads_of_file)} heads"
-            + (f", {unknown_keys[0][:20]!r} among them" if unknown_keys else "")
+            + (f", among them {unknown_keys[0][:20]!r}, which this model lacks" if unknown_keys else "")
             + f", but the model has {layers} layers of {heads} heads, 0-0 to {layers - 1}-{heads - 1}"
         )
     samples = {key: _numbers(values, name, f"head {key}") for key, values in heads_of_file.items()}

@@ -70,8 +70,8 @@ def file_of_sample(root: Path, rows: pa.Table) -> Path:
     )
     if len(analysis_names) != 1 or len(sample_ids) != 1:
         raise StoreError(
-            f"diagnostics: got rows of {len(sample_ids)} samples and {len(analysis_names)} analyses; write one "
-            "sample of one analysis"
+            f"diagnostics: got rows of {len(sample_ids)} samples and {len(analysis_names)} analyses in one call; "
+            "write one sample of one analysis per call"
         )
     digest = checksum(canonical_json([sample_ids[0], sorted(measurements)]).encode())
     return root / "diagnostics" / f"{safe_name('measurement', f'{analysis_names[0]}.{digest}')}.parquet"
