@@ -190,8 +190,20 @@ def _group_table(
     shown_groups = tuple(group.name for group in groups if group.name not in absent_counts)
     calibrated_labels = {method.label for table in tables.values() for method in table.methods if method.calibrated}
     calibrated = tuple(label for label in labels if label in calibrated_labels)
-    identity = groups[0].benchmark, context, axis, budget, shown_groups, labels
-    return GroupTable(*identity, means, differences, absent_counts, fixture, calibrated, tuple(gate_texts))
+    return GroupTable(
+        groups[0].benchmark,
+        context,
+        axis,
+        budget,
+        shown_groups,
+        labels,
+        means,
+        differences,
+        absent_counts,
+        fixture,
+        calibrated,
+        tuple(gate_texts),
+    )
 
 
 def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:

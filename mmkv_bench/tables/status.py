@@ -29,7 +29,15 @@ from mmkv_bench.store.store_notes import planned_cells
 from mmkv_bench.store.tally import Tally, cached_rows, tally
 
 _LABEL_COLUMNS = (
-    *("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "generation"),
+    "cell",
+    "dataset",
+    "method",
+    "budget_entries",
+    "budget_fraction",
+    "protocol",
+    "reading",
+    "seed",
+    "generation",
 )
 _CELL_COLUMNS = (*_LABEL_COLUMNS, "config")
 _EFFICIENCY_PATTERN = r'"scenario": ?"efficiency"'  # in the configuration of cells with timed passes instead of answers

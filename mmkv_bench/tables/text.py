@@ -70,8 +70,16 @@ def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
 _GROUPING_COLUMN_OF = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
 # A caption names these only if they differ between tables.
 _HIDDEN_COLUMNS = (
-    *(*_GROUPING_COLUMN_OF, "dtype", "attention", "generation", "numerics_version"),
-    *("torch", "transformers", "device", "processor", "lmms_eval"),
+    *_GROUPING_COLUMN_OF,
+    "dtype",
+    "attention",
+    "generation",
+    "numerics_version",
+    "torch",
+    "transformers",
+    "device",
+    "processor",
+    "lmms_eval",
 )
 
 
